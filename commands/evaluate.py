@@ -12,14 +12,23 @@ def run(arguments: list[str]) -> int:
     parser.add_argument("--run", required=True, metavar="FOLDER", help="run folder, for example runs/demo")
     parser.add_argument("--split", default="test", choices=("train", "validation", "test"), help="default: test")
     add_decoding_options(parser, default="the recipe's")
+    parser.add_argument(
+        "--data.text",
+        dest="text",
+        choices=("plain", "moses"),
+        help="moses: Moses has tokenised the corpus, and scores are of the text detokenised; default: the recipe's, in which it "
+        "is kept",
+    )
     parser.add_argument("--samples", type=int, help="translations printed beside their references")
     options = parser.parse_args(arguments)
     if (options.samples or 0) < 0:
         raise UserError(f"--samples: {options.samples} must be at least 0")
 
+    from reluformer.configuration.recipe_checks import check_recipe
     from reluformer.configuration.recipe_parser import load_recipe
+    from reluformer.configuration.scores import SCORES
     from reluformer.hub_cards.card import write_card
-    from reluformer.training.run.run_folder import RECIPE_FILE, RECORD_FILE
+    from reluformer.training.run.run_folder import RECIPE_FILE, RECORD_FILE, read_record, write_kind_of_text
     from reluformer.training.scoring.evaluation import evaluate_split
     from reluformer.training.train import headline
     from reluformer.training.translation import Translator
@@ -33,10 +42,18 @@ def run(arguments: list[str]) -> int:
     for name in (*decoding, "samples"):
         if (given := getattr(options, name)) is not None:
             setattr(recipe.evaluation, name, given)
+    read_record(folder)  # a damaged one is found now, not when everything is translated
+    if options.text is not None:
+        recipe.data.text = options.text
+        if SCORES[recipe.evaluation.headline].text not in (None, options.text):
+            recipe.evaluation.headline = "bleu"
+        check_recipe(recipe)
     how = {name: getattr(recipe.evaluation, name) for name in decoding}
     how |= {name: getattr(options, name) for name in ("attn_implementation", "device")}
     how["compute"] = options.compute or "float32"
     scores = evaluate_split(recipe, options.split, Translator.from_pretrained(folder, **how))
+    if options.text is not None:
+        write_kind_of_text(folder, recipe)
     if (folder / RECORD_FILE).is_file():  # the card of a finished run shows its figures
         write_card(folder)
     print(headline(recipe, options.split, scores))

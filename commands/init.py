@@ -38,6 +38,7 @@ SIZES = ((100_000, SMALL, 4_000), (1_000_000, MIDDLE, 10_000), (math.inf, LARGE,
 PASSES = 100
 MEASURED_PAIRS = 20_000
 LONGEST = 2_048
+SIDES = ("source", "target")
 
 TEMPLATE = """\
 # reluformer train --config {output}
@@ -46,6 +47,7 @@ name: {name}
 data:
   source_language: "{languages[0]}"
   target_language: "{languages[1]}"
+  text: {text}
   max_length: {max_length}
 {files}
 tokenizer: {{vocab_size: {vocabulary}}}
@@ -105,7 +107,9 @@ def run(arguments: list[str]) -> int:
     files = {split: given for split, given in files.items() if given}
     read = {split: read_parallel_files(*given, name=split)[0] for split, given in files.items()}
     Path(output).parent.mkdir(parents=True, exist_ok=True)
-    Path(output).write_text(_recipe(name, output, languages, files, read["train"], options.softmax), encoding="utf-8")
+    text = _kind_of_text(read)
+    recipe = _recipe(name, output, languages, files, read["train"], text, options.softmax)
+    Path(output).write_text(recipe, encoding="utf-8")
     if "validation" not in files:
         print("no --validation: nothing will be watched during training but its own loss")
     if "test" not in files:
@@ -121,11 +125,36 @@ def _language(option: str, path: str) -> str:
     return suffix
 
 
+def _kind_of_text(read: dict[str, datasets.Dataset]) -> str:
+    """`data.text` by the training targets, which decide how scores are computed; says so where it is not plain text."""
+    from reluformer.training.data.moses import MosesTraces
+
+    traces = {(split, side): MosesTraces.of(_some(pairs)[side]) for split, pairs in read.items() for side in SIDES}
+    of_target = traces["train", "target"]
+    if of_target.are_tokenized:
+        print(
+            f"the text looks tokenised by Moses ({of_target}): wrote data.text: moses, and scores will be of the text "
+            "detokenised; set it to plain if this is wrong"
+        )
+    for (split, side), others in traces.items():
+        if others.are_tokenized != of_target.are_tokenized and others.marked:
+            kinds = [("plain", "tokenised by Moses")[each.are_tokenized] for each in (others, of_target)]
+            print(f"{split} {side}: looks {kinds[0]}, and train target {kinds[1]}; prepare all files alike")
+    return "moses" if of_target.are_tokenized else "plain"
+
+
+def _some(pairs: datasets.Dataset) -> datasets.Dataset:
+    """As many pairs as are measured, from all over the corpus."""
+    return pairs.select(range(0, len(pairs), 1 + len(pairs) // MEASURED_PAIRS))
+
+
 def _recipe(
-    name: str, output: str, languages: Sequence[str], files: dict, pairs: datasets.Dataset, softmax: bool
+    name: str, output: str, languages: Sequence[str], files: dict, pairs: datasets.Dataset, text: str, softmax: bool
 ) -> str:
     """The text of the recipe for `files`, {split: [source, target]}, of which `pairs` are the training pairs."""
     import torch
+
+    from reluformer.training.run.precision import has_bfloat16
 
     on_cpu = not torch.accelerator.is_available()
     _, size, vocabulary = next(row for row in SIZES if len(pairs) < row[0])
@@ -134,16 +163,17 @@ def _recipe(
     length, mean = lengths[len(lengths) // 2], sum(lengths) / len(lengths)
     max_length = min(max(64, 2 ** math.ceil(math.log2(lengths[len(lengths) * 995 // 1000]))), LONGEST)
     updates = min(size.updates, max(200, round(PASSES * len(pairs) * mean / size.batch)))
+    bf16 = has_bfloat16() if on_cpu else torch.cuda.is_available() and torch.cuda.is_bf16_supported()
     splits = [split for split in ("test", "validation") if split in files][:1]
     paths = {split: [json.dumps(path, ensure_ascii=False) for path in given] for split, given in files.items()}
     return TEMPLATE.format(
-        output=output, name=name, languages=languages, pairs=len(pairs), length=length, max_length=max_length,
+        output=output, name=name, languages=languages, pairs=len(pairs), length=length, text=text, max_length=max_length,
         files="\n".join(f"  {split}: {{source: {source}, target: {target}}}" for split, (source, target) in paths.items()),
         vocabulary=vocabulary, positions=max(1_024, 2 * max_length), size=size,
         attention="preset: vanilla" if softmax else "preset: reluformer, attention_gamma: 16.0, regularization_weight: 0.01",
         splits=f"[{', '.join(splits)}]", at_most=200 if "validation" in files else 0, updates=updates, every=updates // 10,
         warmup=min(size.warmup, updates // 4), watched="steps" if "validation" in files else '"no"',
-        on_cpu=str(on_cpu).lower(), bf16=str(torch.cuda.is_available() and torch.cuda.is_bf16_supported()).lower(),
+        on_cpu=str(on_cpu).lower(), bf16=str(bf16).lower(),
     )  # fmt: skip
 
 
@@ -151,7 +181,7 @@ def _tokens(pairs: datasets.Dataset, vocabulary: int, languages: Sequence[str]) 
     """How many of the pieces the text gives, and the lengths of both sides of some pairs, the shortest first."""
     from reluformer.training.tokenization import train_tokenizer
 
-    some = pairs.select(range(0, len(pairs), 1 + len(pairs) // MEASURED_PAIRS))
+    some = _some(pairs)
     sides = {"source_language": languages[0], "target_language": languages[1]}
     tokenizer = train_tokenizer(some, vocab_size=vocabulary, lowercase=False, moses=False, max_length=LONGEST, **sides)
     ids = tokenizer([*some["source"], *some["target"]], verbose=False)["input_ids"]

@@ -299,4 +299,9 @@ def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
 
 def recipe_text(recipe: Recipe) -> str:
     """YAML that [`load_recipe`] reads back."""
-    return yaml.safe_dump(recipe_to_dict(recipe), sort_keys=False, allow_unicode=True, width=120)
+    return yaml_text(recipe_to_dict(recipe))
+
+
+def yaml_text(says: dict[str, Any]) -> str:
+    """What a recipe says, as the text of its file."""
+    return yaml.safe_dump(says, sort_keys=False, allow_unicode=True, width=120)

@@ -14,6 +14,7 @@ from reluformer.commands.parsing import DECODING, Parser
 from reluformer.commands.train import train_and_document as train
 from reluformer.configuration.recipe_parser import load_recipe
 from reluformer.training.data.corpus import CorpusReport
+from reluformer.training.run.run_folder import RECIPE_FILE, RECORD_FILE
 from reluformer.training.translation import Translator
 
 from ..training.conftest import recipe_file  # noqa: F401  (a fixture)
@@ -121,6 +122,15 @@ def test_train_evaluate_and_translate(capsys, recipe_file, tmp_path, monkeypatch
     evaluation = json.loads((folder / "evaluation.test.json").read_text(encoding="utf-8"))
     assert evaluation["shortened_sources"] == [2] and evaluation["decoding"]["long_sources"] == "split"
     assert "long_sources split" in (folder / "README.md").read_text(encoding="utf-8")
+
+    before = (folder / RECIPE_FILE).read_text(encoding="utf-8")
+    assert run(capsys, "evaluate", "--run", folder, "--num_beams", "1", "--data.text", "moses")[0] == 0
+    evaluation = json.loads((folder / "evaluation.test.json").read_text(encoding="utf-8"))
+    assert "|detokenized:moses:en|" in evaluation["bleu_signature"] and "tokenized_bleu" in evaluation
+    assert (folder / RECIPE_FILE).read_text(encoding="utf-8") == before.replace("text: plain", "text: moses") != before
+    assert "Moses had tokenised" in (folder / "README.md").read_text(encoding="utf-8")
+    (folder / RECORD_FILE).write_text("{", encoding="utf-8")
+    assert f"{RECORD_FILE}: is damaged" in assert_one_line_error(capsys, "evaluate", "--run", folder)
 
     source = tmp_path / "source.txt"
     source.write_bytes("zwölf\n\nelf\rzehn\r\n".encode())

@@ -1,10 +1,14 @@
 """`reluformer init`: the recipe suits the text, trains as it is, and mistakes are one line."""
 
 import pytest
+import torch
+from sacremoses import MosesTokenizer
 
 from reluformer.commands import main as cli
-from reluformer.configuration.recipe_parser import load_recipe
+from reluformer.configuration.recipe_parser import load_recipe, parse_recipe
 from reluformer.training.data.demo_corpus import demo_pairs
+from reluformer.training.data.moses import MosesTraces
+from reluformer.training.run import precision
 from reluformer.training.run.model_building import build_config
 
 
@@ -72,3 +76,45 @@ def test_mistakes_are_refused_in_one_line(corpus, capsys, tmp_path, arguments, n
     error = capsys.readouterr().err
     assert named in error and error.count("\n") == 1
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+PLAIN = ("„Ja“, sagt er. Und: Was ist das?", "\"It's that\", he says. And: what's this?")
+
+
+@pytest.mark.parametrize("tokenized", [(), ("de", "en"), ("en",)])
+def test_text_that_moses_has_tokenised_is_known_and_said(corpus, capsys, tmp_path, tokenized):
+    for split in ("train", "test"):
+        for language, text in zip(("de", "en"), PLAIN, strict=True):
+            if language in tokenized:
+                text = MosesTokenizer(language).tokenize(text, escape=True, return_str=True)
+            (tmp_path / f"{split}.{language}").write_text(f"{text}\n" * 20, encoding="utf-8")
+    assert cli.main([*TRAIN, *TEST]) == 0
+    out = capsys.readouterr().out
+    assert load_recipe("de_en.yaml").data.text == ("moses" if tokenized else "plain")
+    found = (
+        "stands alone in 20 of 20 lines that have one, 20 lines hold an entity such as &apos;): wrote data.text: moses"
+    )
+    assert (found in out) == bool(tokenized)
+    one_side = "train source: looks plain, and train target tokenised by Moses; prepare all files alike"
+    assert (one_side in out) == (tokenized == ("en",))
+
+
+def test_plain_text_with_spaces_before_some_marks_and_with_entities_is_no_text_of_moses():
+    french = MosesTraces.of(["Quoi ? Oui !", "« Non », dit-il ; et voilà : rien."])
+    of_the_web = MosesTraces.of(["It&apos;s R&amp;B, he says."] * 3)
+    numbers = MosesTraces.of(["3.5 , 4", "a . b", "Etc."])  # two of three
+    assert [each.are_tokenized for each in (french, of_the_web, numbers)] == [False, False, True]
+    assert (french.marked, of_the_web.entities, MosesTraces.of(["eins"]).are_tokenized) == (1, 3, False)
+
+
+@pytest.mark.parametrize("in_hardware", [False, True])
+def test_bfloat16_is_for_a_processor_that_computes_it(corpus, monkeypatch, in_hardware):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    monkeypatch.setattr(precision, "has_bfloat16", lambda: in_hardware)
+    assert cli.main(TRAIN) == 0
+    training = parse_recipe(["--config", "de_en.yaml"]).training
+    assert (training.use_cpu, training.bf16) == (True, in_hardware)
+
+
+def test_a_short_training_warms_up_in_a_quarter_of_it(corpus):
+    assert cli.main(TRAIN) == 0 and load_recipe("de_en.yaml").training.warmup_steps == 50  # of 200 updates

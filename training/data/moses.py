@@ -1,7 +1,8 @@
-"""The Moses step that some recipes put before their tokenizer, and what undoes it in translations."""
+"""The Moses step that some recipes put before their tokenizer, what undoes it, and how tokenised text is known."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +14,35 @@ from reluformer.configuration.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+_ENTITY = re.compile("&(?:apos|quot|amp|lt|gt|#91|#93|#124);")
+# Other marks have a space before them in plain French, too.
+_MARK, _MARK_ALONE = re.compile(r"[.,](?!\S)"), re.compile(r"(?<!\S)[.,](?!\S)")
+
+
+@dataclass(frozen=True)
+class MosesTraces:
+    """What texts hold that Moses leaves behind: lines with a full stop or comma at the end of a word, those of them in which it
+    stands alone, and lines with entities such as `&apos;`."""
+
+    lines: int
+    marked: int
+    alone: int
+    entities: int
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> MosesTraces:
+        texts = list(texts)
+        return cls(len(texts), *(sum(map(bool, map(find.search, texts))) for find in (_MARK, _MARK_ALONE, _ENTITY)))
+
+    @property
+    def are_tokenized(self) -> bool:
+        return self.alone > self.marked / 2
+
+    def __str__(self) -> str:
+        spaces = f"a full stop or comma stands alone in {self.alone:,} of {self.marked:,} lines that have one"
+        return spaces + (f", {self.entities:,} lines hold an entity such as &apos;" if self.entities else "")
 
 
 @dataclass(frozen=True)

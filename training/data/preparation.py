@@ -13,7 +13,7 @@ from reluformer.configuration.recipe import Recipe
 from reluformer.training.data.corpus import CorpusReport, load_split
 from reluformer.training.data.documents import pack_split
 from reluformer.training.data.encoding import encode_pairs, first_encoded_pairs
-from reluformer.training.data.moses import MosesStep
+from reluformer.training.data.moses import MosesStep, MosesTraces
 from reluformer.training.data.variants import with_variants
 from reluformer.training.run.model_building import build_config, run_tokenizer
 from reluformer.training.run.progress import say
@@ -51,6 +51,7 @@ def prepare_corpus(recipe: Recipe, resume_from: Path | None = None) -> PreparedC
     for split in splits:
         pairs[split], report = load_split(data, split)
         told(report)
+    _tell_of_tokenized_text(recipe, pairs["train"])
     tokenizer = run_tokenizer(recipe, pairs["train"], resume_from)
     positions = build_config(recipe, tokenizer).max_position_embeddings
     max_length = positions if data.packing else data.max_length
@@ -77,3 +78,16 @@ def prepare_corpus(recipe: Recipe, resume_from: Path | None = None) -> PreparedC
     if recipe.training.should_save:
         write_json(recipe.run_folder / "corpus_report.json", reports)
     return PreparedCorpus(tokenizer, pairs, encoded)
+
+
+_LOOKED_AT = 10_000  # pairs
+
+
+def _tell_of_tokenized_text(recipe: Recipe, pairs: datasets.Dataset) -> None:
+    """Of entities alone: without them, the usual BLEU of tokenised text is hardly another one."""
+    traces = MosesTraces.of(pairs.select(range(min(_LOOKED_AT, len(pairs))))["target"])
+    if recipe.data.text == "plain" and traces.are_tokenized and traces.entities:
+        say(
+            f"train: Moses seems to have tokenised the target ({traces}), and data.text says plain: BLEU will be too high; set "
+            "data.text: moses"
+        )

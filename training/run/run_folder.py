@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
 from filelock import FileLock, Timeout
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import flatten_dict
 
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe import Recipe
-from reluformer.configuration.recipe_parser import recipe_text, recipe_to_dict
+from reluformer.configuration.recipe_parser import recipe_text, recipe_to_dict, yaml_text
 from reluformer.training.run.checkpoints import read_run_state, require_whole, set_aside, update_of
 from reluformer.training.run.records import read_json, write_whole
 
@@ -25,9 +26,19 @@ CARD_FILE = "README.md"  # the last file of a run
 WRITTEN_BY_A_RUN = "# Written by `reluformer train`: the recipe of this run with all its keys.\n"
 _TRAIN_ANEW = "give another name, or --overwrite to train anew"
 
-# Keys of a recipe, and beginnings of keys, that teach the model nothing. All others must stay as they were when the run began.
+# Keys of a recipe, and beginnings of keys, that teach the model nothing (`data.text` is for scores alone). All others must stay
+# as they were when the run began.
 _MAY_CHANGE = (
-    *("name", "description", "evaluation.", "averaging.", "on_divergence", "data.workers", "data.homepage"),
+    *(
+        "name",
+        "description",
+        "evaluation.",
+        "averaging.",
+        "on_divergence",
+        "data.text",
+        "data.workers",
+        "data.homepage",
+    ),
     *("training.logging_", "training.log_", "training.disable_tqdm", "training.report_to", "training.run_name"),
     *("training.project", "training.trackio_", "training.push_to_hub", "training.hub_"),
     *("training.save_", "training.output_dir", "training.overwrite_output_dir", "training.resume_from_checkpoint"),
@@ -105,6 +116,14 @@ def read_record(folder: Path) -> dict[str, Any]:
 def write_recipe(recipe: Recipe) -> None:
     """Writes the resolved recipe into the run folder, which marks the folder as a run's."""
     write_whole(recipe.run_folder / RECIPE_FILE, WRITTEN_BY_A_RUN + recipe_text(recipe))
+
+
+def write_kind_of_text(folder: Path, recipe: Recipe) -> None:
+    """Changes `data.text`, and the headline that goes with it, in the recipe of a run; all else stays as it was written."""
+    path = folder / RECIPE_FILE
+    says = yaml.safe_load(path.read_text(encoding="utf-8"))
+    says["data"]["text"], says["evaluation"]["headline"] = recipe.data.text, recipe.evaluation.headline
+    write_whole(path, WRITTEN_BY_A_RUN + yaml_text(says))
 
 
 def settings_of(recipe: Recipe) -> dict[str, Any]:

@@ -81,3 +81,17 @@ def test_the_attention_map_is_of_a_readable_pair_where_there_is_one(tmp_path, mo
     model = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=64))
     _draw_attention(FinishedRun(recipe, model, tokenizer, [], {}), tmp_path / "map.png")
     assert [len(text.split()) for text in seen] == [drawn]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "told"), [("it &apos;s {} .", "plain", 1), ("it &apos;s {} .", "moses", 0), ("it &apos;s {}.", "plain", 0)]
+)  # fmt: skip
+def test_a_training_on_text_of_moses_that_is_called_plain_says_so(arguments, tmp_path, capsys, text, kind, told):
+    target = tmp_path / "train.target"
+    lines = target.read_text(encoding="utf-8").splitlines()
+    target.write_text("".join(text.format(line) + "\n" for line in lines), encoding="utf-8")
+    prepare_corpus(parse_recipe([*arguments, "--data.text", kind, "--evaluation.splits", "[]"]))
+    words = (
+        "40 lines hold an entity such as &apos;), and data.text says plain: BLEU will be too high; set data.text: moses"
+    )
+    assert capsys.readouterr().out.count(words) == told
