@@ -1,6 +1,7 @@
 """A picture of the page of `reluformer space`, taken in headless Chromium.
 
-    reluformer space --model runs/demo --output build/page
+    reluformer space --model tatoeba-de-en --output build/page --example "Heute war ein langer Tag. Ich bin um sechs Uhr
+    aufgestanden …"
     python -m docs.screenshot --page build/page --output docs/images/space.png
 
 Needs Selenium, and Debian's packages chromium and chromium-driver; nothing is downloaded.
@@ -25,7 +26,10 @@ from reluformer.commands.space import page_server
 BROWSER, DRIVER = "chromium", "chromedriver"
 _FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
 _PATIENCE = 60  # seconds, on a machine with other work
-SETTLED = "return [...document.querySelectorAll('.model')].every(part => part.querySelector('.map table'))"
+SETTLED = """
+const isDone = (part) => part.querySelector(".map table") && !part.querySelector(".pending");
+return [...document.querySelectorAll(".model")].every(isDone);
+"""
 
 
 @contextmanager

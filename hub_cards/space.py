@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import metadata_load
+from huggingface_hub.repocard_data import EvalResult, model_index_to_eval_results
 from torch.hub import download_url_to_file
 from transformers import PreTrainedConfig
 
@@ -26,13 +27,19 @@ from reluformer.modeling_reluformer.fused.activations import ACTIVATIONS
 from reluformer.training.run.records import new_folder
 from reluformer.training.run.run_folder import CARD_FILE
 from reluformer.training.scoring.evaluation import read_translations
-from reluformer.training.shipped import located
+from reluformer.training.shipped import FIGURES_FILE, located
 from reluformer.training.translation import LIMIT_OFFSET, LIMIT_STEP
 
 STATIC = Path(__file__).parent / "static"
 EXAMPLES = 5
 # A map of a longer sentence would be too wide to begin with.
 _LONGEST_EXAMPLE = 80
+# In the figures of a model that comes with the package: the system that a page is.
+SYSTEM = "this model, 8-bit ONNX, greedy"
+# Its tests, as a reader knows such texts.
+_TEXTS = {"Tatoeba": "everyday sentences", "Multi30k": "captions"}
+# Below this BLEU a reader meets wrong sentences all the time. It is a judgement, and no measurement.
+_OFTEN_WRONG = 60
 _README = """---
 title: {title}
 emoji: 🔎
@@ -115,7 +122,7 @@ def _write_model(model: str | Path, name: str, page: Path, examples: Sequence[st
     translator = load_translator(target, num_beams=1)
     if translator.moses is not None:
         raise UserError(f"{model}: was trained on text that Moses has tokenised, which the page cannot do")
-    config = translator.model.config
+    config, trained = translator.model.config, translator.tokenizer.init_kwargs
     settings = {
         "encoder": ENCODER_FILE,
         "decoder": DECODER_FILE,
@@ -132,6 +139,10 @@ def _write_model(model: str | Path, name: str, page: Path, examples: Sequence[st
         "folder": name,
         "name": name,
         "about": f"{_about(config)} · {size / 1e6:.1f} MB",
+        "quality": quality_of(model),
+        "source": trained.get("source_language") or trained.get("source_lang"),
+        "target": trained.get("target_language") or trained.get("target_lang"),
+        "unit": trained.get("text_unit", "sentence"),
         "color": color_of_model(config),
         "first": translator(examples[:1])[0] if examples else "",
     }
@@ -142,6 +153,36 @@ def _about(config: PreTrainedConfig) -> str:
     scaling = f", γ = {config.attention_gamma:g}" if config.attention_scaling == "variance" else ""
     layers = f"{config.encoder_layers} + {config.decoder_layers} layers of {config.encoder_attention_heads} heads"
     return f"{ACTIVATIONS[config.attention_activation].title} attention{scaling} · {layers}"
+
+
+def quality_of(model: str | Path) -> str:
+    """How good the translations are, as far as the model's folder says: its `figures.json`, else the scores of its card.
+
+    Example: "everyday sentences, often wrong: BLEU 51 on sentences like those it was trained on, 19 on captions".
+    """
+    path = Path(located(model)) / FIGURES_FILE
+    if path.is_file():
+        return _quality_by_figures(json.loads(path.read_text(encoding="utf-8")))
+    index = _card(model).get("model-index")
+    results = model_index_to_eval_results(index)[1] if index else []
+    # the card begins with its headline; what was tested on tells more than what the training was steered by
+    best = min(results, key=lambda result: result.dataset_split != "test", default=None)
+    return "no score of it is known here" if best is None else _quality_by_result(best)
+
+
+def _quality_by_figures(figures: dict[str, Any]) -> str:
+    bleu = {each["test"]: each["bleu"] for each in figures["scores"] if each["system"] == SYSTEM}
+    trained = [test for test in bleu if figures["recipe"].startswith(test.lower())]
+    scores = [f"{bleu[test]:.0f} on sentences like those it was trained on" for test in trained]
+    scores += [f"{bleu[test]:.0f} on {_TEXTS[test]}" for test in bleu if test not in trained]
+    wrong = ["often wrong"] if min(bleu.values()) < _OFTEN_WRONG else []
+    return f"{', '.join([*(_TEXTS[test] for test in trained), *wrong])}: BLEU {', '.join(scores)}"
+
+
+def _quality_by_result(result: EvalResult) -> str:
+    wrong = "often wrong: " if result.metric_type == "bleu" and result.metric_value < _OFTEN_WRONG else ""
+    split = f" ({result.dataset_split})" if result.dataset_split else ""
+    return f"{wrong}{result.metric_name} {result.metric_value:.0f} on {result.dataset_name}{split}"
 
 
 def cached_libraries() -> Path:

@@ -30,7 +30,7 @@ export class TranslationModel {
   }
 
   /**
-   * @param text one line.
+   * @param text one sentence, or what else the model was trained on.
    * @param current is asked before every step whether the translation is still wanted.
    * @returns null if it is not; else {text, source, target, cut, attentions}: tokens as they are written, whether the limit of
    *   tokens cut the translation, and weights {encoder, decoder, cross}, each [layer][head][query][key].
@@ -40,7 +40,7 @@ export class TranslationModel {
     const ids = this.tokenizer.encode(text).ids;
     const { positions, end } = this.settings;
     if (ids.length > positions) {
-      throw new TooLong(`This text has ${ids.length} tokens; the model reads ${positions} at most. Shorten it.`);
+      throw new TooLong(`it has ${ids.length} tokens; the model reads ${positions} at most. Shorten it.`);
     }
     const mask = this.integers(ids.map(() => 1));
     const encoded = await this.encoder.run({ input_ids: this.integers(ids), attention_mask: mask });

@@ -1,4 +1,4 @@
-// Loads one model and translates what the page asks for; a newer text ends the work on an older one.
+// Loads one model and translates the sentence that the page asks for; a newer message ends the work on an older one.
 
 import { TooLong, TranslationModel } from "./translation.js";
 import * as ort from "./libraries/ort.wasm.min.mjs";
@@ -37,16 +37,20 @@ model.then(
   (error) => self.postMessage({ failure: String(error.message ?? error) }),
 );
 
-self.onmessage = ({ data: { id, text } }) => {
+/** What is asked for: a number, a text, and whether its attention weights are wanted; a number alone ends the work before it. */
+self.onmessage = ({ data: { id, text, weights } }) => {
   newest = id;
+  if (text === undefined) return;
   queue = queue.then(async () => {
     if (id !== newest) return;
     try {
       const result = await (await model).translate(text, () => isNewest(id));
-      if (result) self.postMessage({ id, result });
+      if (!result) return;
+      if (!weights) delete result.attentions;
+      self.postMessage({ id, result });
     } catch (error) {
       const known = error instanceof TooLong;
-      self.postMessage({ id, error: known ? error.message : `This text cannot be translated: ${error.message ?? error}` });
+      self.postMessage({ id, error: known ? error.message : `it cannot be translated: ${error.message ?? error}` });
     }
   });
 };

@@ -1,23 +1,46 @@
-"""The page of `reluformer space`: its files, and what it does in a browser, where it asks nobody but this machine."""
+"""The page of `reluformer space`: its files, and what it does in a browser, where it asks nobody but this machine.
+
+What its scripts compute is in test_page_scripts.py.
+"""
 
 import json
+import random
+import re
 import shutil
 import urllib.request
 from functools import partial
 from importlib import import_module
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
+import torch
 import torch.hub
 
 from reluformer.commands import main as cli
 from reluformer.configuration.errors import UserError
 from reluformer.export.running import cache_names
 from reluformer.hub_cards import space
+from reluformer.hub_cards.card import render_card
+from reluformer.training.shipped import FIGURES_FILE, MODELS, shipped_models
 
 from ..conftest import demo_tokenizer, tiny_model
+from .model_folders import change, write_documented_run
 
+# What the model of the page has learned, so that its translations differ and end.
+KNOWN = {
+    **{"einundzwanzig": "a", "zwölf": "b", "<b>zwei</b>": "two", "drei 🙂": "three", "Elf.": "eleven", "Drei!": "c"},
+    **{
+        "Einundzwanzig.": "twenty-one.",
+        "Zwölf?": "twelve?",
+        "<B>Drei</B>!": "d",
+        "Zwei 🙂.": "two.",
+        "„Vier.“": "four",
+    },
+    **{"Dreizehn!": "thirteen", "Zwölf.": "twelve"},
+}
 TEXTS = ["einundzwanzig", "zwölf"]
+NAME = "small"
 
 
 @pytest.fixture
@@ -33,6 +56,7 @@ def without_export(monkeypatch, tmp_path):
 
     class Echo:
         moses, model = None, tiny_model()
+        tokenizer = SimpleNamespace(init_kwargs={"source_language": "de", "target_language": "en"})
 
         def __call__(self, texts):
             return texts
@@ -57,11 +81,48 @@ def test_the_page_is_a_folder_of_static_files(without_export, tmp_path, capsys):
     described = json.loads((page / "page.json").read_text())
     assert described["examples"] == ["eins"]
     assert described["models"][0] | {"color": ""} == {
-        "folder": "a", "name": "a", "first": "eins", "color": "",
+        "folder": "a", "name": "a", "first": "eins", "color": "", "source": "de", "target": "en", "unit": "sentence",
         "about": "ReLU attention, γ = 16 · 2 + 2 layers of 4 heads · 3.0 MB",
+        "quality": "no score of it is known here",
     }  # fmt: skip
     assert "sdk: static\nlicense: cc-by-2.0" in (page / "README.md").read_text()
     assert (page / "models/a/README.md").is_file(), "the licence of a model goes with it"
+
+
+def test_a_model_of_documents_is_given_whole_texts(without_export, tmp_path):
+    without_export.tokenizer.init_kwargs |= {"text_unit": "document"}
+    page = space.write_page(["me/a"], tmp_path / "page")
+    assert json.loads((page / "page.json").read_text())["models"][0]["unit"] == "document"
+
+
+def test_the_quality_of_a_model_that_comes_with_the_package_is_that_of_its_figures():
+    for name in shipped_models():
+        figures = json.loads((MODELS / name / FIGURES_FILE).read_text())
+        scores = {(each["system"], each["test"]): each["bleu"] for each in figures["scores"]}
+        of_page = "this model, 8-bit ONNX, greedy"
+        assert space.quality_of(name) == (
+            "everyday sentences, often wrong: "
+            f"BLEU {scores[of_page, 'Tatoeba']:.0f} on sentences like those it was trained on, "
+            f"{scores[of_page, 'Multi30k']:.0f} on captions"
+        )
+
+
+def test_the_quality_of_a_run_is_the_headline_of_its_card(tmp_path):
+    assert space.quality_of("me/on-the-hub") == space.quality_of(tmp_path) == "no score of it is known here"
+    run = write_documented_run(tmp_path)
+
+    def quality(score, split="test"):
+        change(run / "evaluation.test.json", bleu=score, split=split)
+        (run / "README.md").write_text(render_card(run), encoding="utf-8")
+        return space.quality_of(run)
+
+    assert quality(12.3) == "often wrong: BLEU (sacreBLEU) 12 on little test (test)"
+    assert quality(98.7) == "BLEU (sacreBLEU) 99 on little test (test)"
+    shutil.copy(run / "evaluation.test.json", run / "evaluation.dev.json")
+    change(run / "evaluation.dev.json", bleu=11.0, split="dev")
+    assert quality(22.2) == "often wrong: BLEU (sacreBLEU) 22 on little test (test)"
+    (run / "README.md").write_text("---\nlicense: mit\n---\n")
+    assert space.quality_of(run) == "no score of it is known here"
 
 
 def test_examples_are_short_sources_that_a_run_has_translated_or_those_of_the_card(tmp_path):
@@ -93,6 +154,20 @@ def test_another_archive_than_the_known_one_is_refused(tmp_path, monkeypatch):
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
+def learned(tokenizer):
+    ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    sizes = {"vocab_size": len(tokenizer), "decoder_start_token_id": tokenizer.bos_token_id}
+    model = tiny_model(**sizes, **ids, dropout=0.0, attention_dropout=0.0).train()
+    sources, targets = (tokenizer(list(side), padding=True, return_tensors="pt") for side in (KNOWN, KNOWN.values()))
+    labels = targets["input_ids"].masked_fill(targets["attention_mask"] == 0, -100)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(150):
+        optimizer.zero_grad()
+        model(**sources, labels=labels).loss.backward()
+        optimizer.step()
+    return model.eval()
+
+
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     """A page with a small model, whose libraries are those of the cache: tests do not fetch."""
@@ -101,11 +176,10 @@ def page(tmp_path_factory):
         pytest.skip("the JavaScript libraries are not in the cache: `reluformer space` fetches them")
     folder = tmp_path_factory.mktemp("space")
     tokenizer = demo_tokenizer(50)
-    ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
-    model = tiny_model(vocab_size=len(tokenizer), decoder_start_token_id=tokenizer.bos_token_id, **ids)
-    model.save_pretrained(folder / "small")
-    tokenizer.save_pretrained(folder / "small")
-    return space.write_page([folder / "small"], folder / "page", TEXTS)
+    model = learned(tokenizer)
+    model.save_pretrained(folder / NAME)
+    tokenizer.save_pretrained(folder / NAME)
+    return space.write_page([folder / NAME], folder / "page", TEXTS)
 
 
 @pytest.fixture(scope="module")
@@ -117,32 +191,147 @@ def shots():
     return import_module("docs.screenshot")
 
 
-@pytest.mark.slow
-def test_the_page_in_a_browser(page, shots):
-    translator = space.load_translator(page / "models" / "small", num_beams=1)
+# Leaves a mark in the translation, which goes when the text is laid out anew; puts a text and the cursor into the field.
+TYPE = """
+document.querySelector('.translation').append(Object.assign(document.createElement('i'), { className: 'old' }));
+const field = document.getElementById('text');
+field.focus();
+field.value = arguments[0];
+field.setSelectionRange(arguments[1], arguments[1]);
+field.dispatchEvent(new Event('input'));
+"""
+SETTLED = """
+const find = (selector) => document.querySelector(selector);
+if (find('.old') || find('.pending') || !find('.progress').hidden) return null;
+return ['.translation', '.status', '.of'].map((selector) => find(selector).textContent).concat(find('.attention').hidden);
+"""
+
+
+class Reader:
+    """Types into the page, and sees what becomes of it."""
+
+    def __init__(self, browser, shots):
+        self.browser, self.shots = browser, shots
+
+    def types(self, text, position=None):
+        self.browser.execute_script(TYPE, text, len(text) if position is None else position)
+
+    def sees(self):
+        """Translation, status, the sentence that the map is of, and whether there is no map, once all is computed."""
+        self.shots.wait_until(self.browser, SETTLED)
+        return self.browser.execute_script(SETTLED)
+
+    def marked(self):
+        return [each.text for each in self.browser.find_elements("class name", "current")]
+
+
+@pytest.fixture(scope="module")
+def reader(page, shots):
     with shots.served(page) as address, shots.headless_chromium() as browser:
         browser.get(address)
         shots.wait_until(browser, shots.SETTLED)
-
-        def shown(text):
-            """Types a text, waits for what the page makes of it, and returns translation and status."""
-            browser.execute_script("document.querySelector('.translation').textContent = '…'")
-            field = browser.find_element("id", "text")
-            browser.execute_script(
-                "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('input'))", field, text
-            )
-            shots.wait_until(browser, "return document.querySelector('.translation').textContent !== '…'")
-            return [browser.find_element("class name", name).text for name in ("translation", "status")]
-
-        for text in (*TEXTS, "<b>zwei</b>", "drei 🙂"):
-            assert shown(text)[0] == translator([text])[0].strip()
-        assert shown("") == ["", ""]
-        translation, status = shown("eins " * 2_000)
-        assert translation == "" and "tokens; the model reads 64 at most. Shorten it." in status
-        assert shown("zwölf")[0]
-        assert_map_is_of_the_graph(browser, translator, "zwölf")
+        yield Reader(browser, shots)
         assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
         assert hosts(browser) == {urlsplit(address).netloc}
+
+
+@pytest.fixture(scope="module")
+def translator(page):
+    return space.load_translator(page / "models" / NAME, num_beams=1)
+
+
+@pytest.fixture
+def translated(translator):
+    def translate(sentence):
+        translation = translator([sentence])[0].strip()
+        assert translation == KNOWN[sentence], "with 8-bit weights, too"
+        return translation
+
+    return translate
+
+
+@pytest.mark.slow
+def test_the_page_translates_every_sentence_of_a_text(reader, translated):
+    field = reader.browser.find_element("css selector", "#text:lang(de)")
+    assert field.accessible_name == "Text to translate, in German"
+    quality = reader.browser.find_element("class name", "quality").text
+    assert quality == "German → English, no score of it is known here."
+    for text in (*TEXTS, "<b>zwei</b>", "drei 🙂"):
+        reader.types(text)
+        assert reader.sees() == [translated(text), "", "", False]
+    sentences = ["Einundzwanzig.", "Zwölf?", "<B>Drei</B>!", "Zwei 🙂.", "„Vier.“"]
+    for divide in (" ", "\n", "\n\n  ", "\r\n"):
+        random.shuffle(sentences)
+        reader.types(divide.join(sentences) + "\n")
+        translation, status, of, _ = reader.sees()
+        shown = divide.replace("\r\n", "\n")  # so a field holds it
+        assert translation == shown.join(map(translated, sentences)) + "\n"
+        assert (status, of) == ("", f"Sentence 5 of 5: {sentences[-1]}")
+    for nothing in ("", " \n\n", "🙂 …\n"):
+        reader.types(nothing)
+        assert reader.sees() == [nothing, "", of, True]
+
+
+@pytest.mark.slow
+def test_the_map_is_that_of_the_sentence_under_the_cursor(reader, translator, translated):
+    sentences = ["Einundzwanzig.", "Zwölf?", "Dreizehn!"]
+    text = " ".join(sentences)
+    reader.types(text)
+    assert reader.sees()[2] == "Sentence 3 of 3: Dreizehn!"
+    assert_map_is_of_the_graph(reader.browser, translator, "Dreizehn!")
+    for place, sentence in reversed(list(enumerate(sentences))):
+        start = text.index(sentence) + random.randrange(len(sentence))
+        reader.browser.execute_script("document.getElementById('text').setSelectionRange(...arguments)", start, start)
+        of = f"Sentence {place + 1} of 3: {sentence}"
+        reader.shots.wait_until(reader.browser, f"return document.querySelector('.of').textContent === {of!r}")
+        assert reader.marked() == [translated(sentence)]
+        assert_map_is_of_the_graph(reader.browser, translator, sentence)
+    reader.browser.find_elements("css selector", ".translation span")[1].click()
+    reader.shots.wait_until(reader.browser, "return document.querySelector('.of').textContent.includes('Zwölf')")
+    selected = "const { value, selectionStart: start, selectionEnd: end } = document.getElementById('text');"
+    assert reader.browser.execute_script(f"{selected} return value.slice(start, end)") == "Zwölf?"
+
+
+@pytest.mark.slow
+def test_what_cannot_be_translated_is_said_and_the_rest_is_there(reader, translated):
+    reader.types("eins " * 2_000)
+    translation, status, _, is_hidden = reader.sees()
+    assert (translation, is_hidden) == ("[not translated] ", True)
+    tokens = r"it has [\d,]+ tokens; the model reads 64 at most\. Shorten it\."
+    assert re.fullmatch(rf"The sentence was not translated: {tokens}", status)
+    long = "Eins " * 100 + "zwei."
+    reader.types(f"Zwölf. {long}\n{long} Drei! {'Acht ' * 99}", 0)
+    translation, status, of, is_hidden = reader.sees()
+    parts = translated("Zwölf."), translated("Drei!")
+    assert translation == "{} [not translated]\n[not translated] {} [not translated] ".format(*parts)
+    assert re.fullmatch(rf"Sentence 2 of 5 was not translated: {tokens} So it is with 2 more\.", status)
+    assert (of, is_hidden) == ("Sentence 1 of 5: Zwölf.", False)
+
+
+@pytest.mark.slow
+def test_a_newer_text_ends_the_work_on_an_older_one_and_progress_is_shown(reader, translator, translated):
+    words = [f"{random.choice(['Eins', 'Zwei', 'Drei'])} {'acht ' * (index % 7)}{100 + index}." for index in range(300)]
+    reader.types(" ".join(words))
+    progress = "const part = document.querySelector('.progress'); return part.hidden ? null : part.innerText.trim()"
+    reader.shots.wait_until(reader.browser, progress)
+    assert re.fullmatch(r"Translating: \d+ of 300", reader.browser.execute_script(progress))
+    reader.types("Zwölf. Elf.", 0)
+    assert reader.sees()[:3] == [f"{translated('Zwölf.')} {translated('Elf.')}", "", "Sentence 1 of 2: Zwölf."]
+    assert_map_is_of_the_graph(reader.browser, translator, "Zwölf.")
+
+
+@pytest.mark.slow
+def test_a_map_shows_the_first_60_tokens(reader, translator):
+    text = "eins"
+    while len(translator.tokenizer(text)["input_ids"]) <= 61:
+        text += random.choice([" a", " b", " c"])
+    reader.types(text)
+    assert not reader.sees()[3]
+    reader.browser.find_element("css selector", "[value=encoder]").click()
+    size = "const rows = [...document.querySelectorAll('.map tbody tr')]; return rows.map(row => row.cells.length - 1)"
+    assert reader.browser.execute_script(size) == [60] * 60
+    assert reader.browser.find_element("class name", "reading").text.endswith("is exactly 0. The first 60 tokens.")
+    reader.browser.find_element("css selector", "[value=cross]").click()
 
 
 def hosts(browser):
