@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import metadata_load
+from huggingface_hub import SpaceCardData, metadata_load
 from huggingface_hub.repocard_data import EvalResult, model_index_to_eval_results
 from torch.hub import download_url_to_file
 from transformers import PreTrainedConfig
@@ -41,14 +41,10 @@ _TEXTS = {"Tatoeba": "everyday sentences", "Multi30k": "captions"}
 # Below this BLEU a reader meets wrong sentences all the time. It is a judgement, and no measurement.
 _OFTEN_WRONG = 60
 _README = """---
-title: {title}
-emoji: 🔎
-sdk: static
-license: {license}
-short_description: Translates in your browser, and shows what each head reads
+{metadata}
 ---
 
-A page of [ReLUFormer](https://arxiv.org/abs/2302.06461): `{names}` in ONNX, run by ONNX Runtime in the reader's browser.
+A page of [ReLUFormer](https://arxiv.org/abs/2302.06461): {names} in ONNX, run by ONNX Runtime in the reader's browser.
 Written by `reluformer space`, under the Apache License 2.0; what holds for a model says its card, in `models/NAME`.
 """
 
@@ -86,10 +82,21 @@ def write_page(models: Sequence[str | Path], folder: str | Path, examples: Seque
         described = [_write_model(model, name, page, examples) for model, name in zip(models, names, strict=True)]
         settings = {"examples": examples, "models": described}
         (page / "page.json").write_text(json.dumps(settings, ensure_ascii=False, indent=1), encoding="utf-8")
-        license = _card(models[0]).get("license", "apache-2.0")
-        readme = _README.format(title=" and ".join(names), names="`, `".join(names), license=license)
-        (page / "README.md").write_text(readme, encoding="utf-8")
+        (page / "README.md").write_text(_readme(names, _card(models[0])), encoding="utf-8")
     return Path(folder)
+
+
+def _readme(names: Sequence[str], card: dict[str, Any]) -> str:
+    """The Space's README. Names of folders may hold what YAML and Markdown read as their own."""
+    metadata = SpaceCardData(
+        title=" and ".join(names),
+        emoji="🔎",
+        sdk="static",
+        license=card.get("license", "apache-2.0"),
+        short_description="Translates in your browser, and shows what each head reads",
+    )
+    named = " and ".join(f"`` {name} ``" if "`" in name else f"`{name}`" for name in names)
+    return _README.format(metadata=metadata.to_yaml(), names=named)
 
 
 def examples_of(model: str | Path) -> list[str]:

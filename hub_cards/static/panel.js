@@ -40,7 +40,8 @@ export class Panel {
     this.find(".quality").textContent = `${[...languages, model.quality].join(", ")}.`;
     if (known(model.target)) this.find(".translation").lang = known(model.target);
     this.map = new AttentionMap(this.find(".attention"), model.folder);
-    this.worker = new Worker("worker.js", { type: "module", name: `models/${model.folder}` });
+    const folder = `models/${encodeURIComponent(model.folder)}`;
+    this.worker = new Worker("worker.js", { type: "module", name: folder });
     this.worker.onmessage = ({ data }) => this.receive(data);
     this.worker.onerror = (event) => this.fail(`The model cannot run: ${event.message ?? "its script did not load"}`);
     this.say("The model loads …");

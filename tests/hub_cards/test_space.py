@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 import torch
 import torch.hub
+from huggingface_hub import metadata_load
 
 from reluformer.commands import main as cli
 from reluformer.configuration.errors import UserError
@@ -40,7 +41,7 @@ KNOWN = {
     **{"Dreizehn!": "thirteen", "Zwölf.": "twelve"},
 }
 TEXTS = ["einundzwanzig", "zwölf"]
-NAME = "small"
+NAME = "de: en#1 50%"  # what an address and YAML read as their own
 
 
 @pytest.fixture
@@ -87,6 +88,18 @@ def test_the_page_is_a_folder_of_static_files(without_export, tmp_path, capsys):
     }  # fmt: skip
     assert "sdk: static\nlicense: cc-by-2.0" in (page / "README.md").read_text()
     assert (page / "models/a/README.md").is_file(), "the licence of a model goes with it"
+
+
+@pytest.mark.parametrize("name", ["de: en#1", "- [x]", "'a' & \"b\"", "`x`", "*", "yes", "1e3"])
+def test_the_name_of_a_folder_is_no_yaml(name, without_export, tmp_path):
+    page = space.write_page([tmp_path / name], tmp_path / "page")
+    assert metadata_load(page / "README.md") == {
+        "title": name,
+        "emoji": "🔎",
+        "sdk": "static",
+        "license": "apache-2.0",
+        "short_description": "Translates in your browser, and shows what each head reads",
+    }
 
 
 def test_a_model_of_documents_is_given_whole_texts(without_export, tmp_path):
