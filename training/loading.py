@@ -6,6 +6,7 @@ Weights are read from safetensors alone, never from pickles, which can hold code
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -182,6 +183,8 @@ def _load(auto_class: Any, path_or_hub_id: str | Path, what: str, **options: Any
     name = str(located(path_or_hub_id))
     folder = Path(name)
     try:
+        if "use_safetensors" in options:
+            _check_indices(folder)
         return auto_class.from_pretrained(name, trust_remote_code=False, **options)
     # What a damaged file makes the libraries raise is of any kind, for a tokenizer a plain Exception.
     except Exception as error:
@@ -196,3 +199,13 @@ def _load(auto_class: Any, path_or_hub_id: str | Path, what: str, **options: Any
         if what == "tokenizer" and folder.is_dir() and not (folder / "tokenizer.json").is_file():
             place = "there is no tokenizer.json in it: "
         raise UserError(f"{name}: its {what} cannot be loaded: {place}{kind}{one_line(error)}") from error
+
+
+def _check_indices(folder: Path) -> None:
+    """Raises a `ValueError` where an index of weights names a file of another folder, which Transformers would read."""
+    for index in sorted(folder.glob("*.safetensors.index.json")):
+        for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values():
+            if Path(name).name != name:
+                raise ValueError(
+                    f"{index.name} names {name!r}, and an index may only name files in its own folder; put the file there"
+                )
