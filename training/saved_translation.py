@@ -1,13 +1,15 @@
 """A translator from a folder without Transformers, of which the import takes longer than a short translation.
 
 It takes what `save_pretrained` writes of a model that `FastTranslationModel` computes, and of a tokenizer that is nothing but its
-tokenizer.json. For anything else `quick_translator` is None, and Transformers loads the folder, with its own messages.
+tokenizer.json. For anything else `quick_translator` is None, and Transformers loads the folder, with its own messages. That is so
+for a folder with another file, an unknown field, or a value that `ReLUFormerConfig` would refuse.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,8 +30,9 @@ from reluformer.training.translation import Translator
 _TOKENIZER_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
 _DESCRIBING = ("backend", "model_input_names", "model_max_length", "source_language", "target_language", "text_unit")
 _DESCRIBING += ("is_local", "local_files_only")  # of a tokenizer that was loaded and saved again
-# Of config.json, beside what `reason_against` and `expected_shapes` read.
-_READ = ("attention_scaling", "attention_gamma", "attention_alpha", "scale_embedding", "max_position_embeddings")
+# Of other ways to keep weights and tokens, which Transformers would read.
+_OTHER_FILES = ("*.index.json", "adapter_config.json", "added_tokens.json", "special_tokens_map.json")
+_MOST_POSITIONS = 2**20  # a table of more may not fit into memory
 _DTYPES = (torch.float32, torch.bfloat16)  # of weights; they are computed in float32
 _MARKS = ("bos_token", "eos_token", "pad_token", "unk_token")
 _COMPUTED = ("tokenizer_class", "clean_up_tokenization_spaces", "split_special_tokens", "moses", *_MARKS)
@@ -64,6 +67,8 @@ def quick_translator(
     if not on_cpu or attn_implementation is not None or library(large=False) is None:
         return None
     folder = Path(located(path_or_hub_id))
+    if any(next(folder.glob(pattern), None) for pattern in _OTHER_FILES):
+        return None
     try:
         model, tokenizer = _saved_model(folder), _saved_tokenizer(folder)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, SafetensorError):
@@ -86,25 +91,116 @@ class _Settings(SimpleNamespace):
 
 def _saved_model(folder: Path) -> SavedModel | None:
     config, generation = _Settings.of(folder / "config.json"), _Settings.of(folder / "generation_config.json")
-    if config.model_type != "reluformer" or not vars(config).keys() >= {*_READ} or not _is_sound(config):
+    if not (_has_known_fields(config) and _is_sound(config) and _is_sound_generation(generation)):
         return None
     # before the weights, which Transformers would read again
     if reason_against(SavedModel(config, generation, {}), generation.to_diff_dict()) is not None:
         return None
-    weights = load_file(folder / "model.safetensors")
-    if (shared := weights.pop("model.shared.weight", None)) is not None:
-        weights |= {f"model.{side}.embed_tokens.weight": shared for side in ("encoder", "decoder")}
-    if config.tie_word_embeddings:
-        weights["lm_head.weight"] = weights["model.decoder.embed_tokens.weight"]
-    return SavedModel(config, generation, weights) if _are_whole(weights, config) else None
+    weights = _with_tied_weights(load_file(folder / "model.safetensors"), config)
+    is_whole = weights is not None and _are_whole(weights, config)
+    return SavedModel(config, generation, weights) if is_whole else None
+
+
+def _with_tied_weights(weights: dict[str, Tensor], config: _Settings) -> dict[str, Tensor] | None:
+    """The weights of a file, which holds a tied one once, by all their names; None where it holds a copy, too.
+
+    Transformers takes the copy where it differs, and unties the two.
+    """
+    is_shared = config.share_encoder_decoder_embeddings
+    source = "model.shared.weight" if is_shared else "model.decoder.embed_tokens.weight"
+    tied = [f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder") if is_shared]
+    tied += ["lm_head.weight"] if config.tie_word_embeddings else []
+    if not weights.keys().isdisjoint(tied):
+        return None
+    weights |= dict.fromkeys(tied, weights[source])
+    if is_shared:
+        del weights[source]
+    return weights
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)  # True is none
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and value >= 1
+
+
+def _is_token(value: Any) -> bool:
+    return value is None or (type(value) is int and value >= 0)
+
+
+def _is_flag(value: Any) -> bool:
+    return type(value) is bool
+
+
+def _is_share(value: Any) -> bool:
+    return _is_number(value) and 0 <= value < 1
+
+
+def _is_weight(value: Any) -> bool:
+    return _is_number(value) and 0 <= value < math.inf
+
+
+def _is_any(value: Any) -> bool:
+    return True
+
+
+# Every field that `ReLUFormerConfig` writes into config.json, and which values are read here; `reason_against` limits some more.
+_FIELDS: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("vocab_size", "decoder_vocab_size", "d_model", "max_position_embeddings"), _is_size),
+    **dict.fromkeys(("encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"), _is_size),
+    **dict.fromkeys(("decoder_layers", "decoder_attention_heads", "decoder_ffn_dim"), _is_size),
+    **dict.fromkeys(("pad_token_id", "bos_token_id", "decoder_start_token_id"), _is_token),
+    "eos_token_id": lambda value: all(map(_is_token, value)) if isinstance(value, list) else _is_token(value),
+    **dict.fromkeys(("attention_gamma_learnable", "attention_qk_norm", "attention_gate"), _is_flag),
+    **dict.fromkeys(("scale_embedding", "share_encoder_decoder_embeddings", "tie_word_embeddings"), _is_flag),
+    **dict.fromkeys(("skip_logits", "use_cache"), _is_flag),
+    **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "label_smoothing"), _is_share),
+    **dict.fromkeys(("regularization_weight", "ffn_l1_weight", "ffn_threshold"), _is_weight),
+    "attention_gamma": lambda value: _is_weight(value) and value > 0,
+    "attention_alpha": lambda value: _is_number(value) and 0 <= value <= LARGEST_ALPHA,
+    "entropy_margin": lambda value: _is_number(value) and 0 <= value <= 1,
+    "ffn_temperature": lambda value: _is_number(value) and value == 1,
+    **dict.fromkeys(("init_std", "activation_sparsity_pattern"), lambda value: value is None or _is_number(value)),
+    "attention_scaling": lambda value: value in ATTENTION_SCALINGS,
+    **dict.fromkeys(("attention_activation", "attention_output_norm"), _is_any),
+    **dict.fromkeys(("activation_function", "ffn_output_norm", "ffn_top_k"), _is_any),
+    "is_encoder_decoder": lambda value: value is True,
+    "model_type": lambda value: value == "reluformer",
+    "dtype": lambda value: value in ("float32", "bfloat16", "float16"),
+    **dict.fromkeys(("architectures", "transformers_version"), _is_any),
+}
+_OPTIONAL_FIELDS: dict[str, Callable[[Any], bool]] = {"auto_map": lambda value: isinstance(value, dict)}
+
+
+def _has_known_fields(config: _Settings) -> bool:
+    values = vars(config)
+    rules = _FIELDS | _OPTIONAL_FIELDS
+    return _FIELDS.keys() <= values.keys() <= rules.keys() and all(rules[name](values[name]) for name in values)
 
 
 def _is_sound(config: _Settings) -> bool:
-    heads = config.encoder_attention_heads, config.decoder_attention_heads
-    scalings = ("none",) if config.attention_activation == "softmax" else ATTENTION_SCALINGS
-    of_rows = config.attention_gamma > 0 and 0 <= config.attention_alpha <= LARGEST_ALPHA
-    are_heads = all(n > 0 and config.d_model % n == 0 for n in heads)
-    return config.attention_scaling in scalings and of_rows and are_heads and config.max_position_embeddings > 0
+    """Whether the fields go together."""
+    is_softmax = config.attention_activation == "softmax"
+    tokens = config.pad_token_id, config.bos_token_id, config.decoder_start_token_id
+    return (
+        all(config.d_model % heads == 0 for heads in (config.encoder_attention_heads, config.decoder_attention_heads))
+        and (config.attention_scaling == "none" or not is_softmax)
+        and (config.regularization_weight == 0 or not is_softmax)
+        and (config.attention_scaling == "variance" or not config.attention_gamma_learnable)
+        and all(token is None or token < config.vocab_size for token in tokens)
+        and config.max_position_embeddings <= _MOST_POSITIONS
+    )
+
+
+def _is_sound_generation(generation: _Settings) -> bool:
+    """Whether generation_config.json holds no value that `GenerationConfig` refuses; what is served says `reason_against`."""
+    values = vars(generation)
+    are_tokens = all(_is_token(values.get(name)) for name in ("pad_token_id", "bos_token_id"))
+    limits = (values.get(name) for name in ("max_new_tokens", "max_length", "num_beams"))
+    are_sizes = all(limit is None or _is_size(limit) for limit in limits)
+    return are_tokens and are_sizes and not any(isinstance(value, dict) for value in values.values())
 
 
 def _are_whole(weights: dict[str, Tensor], config: _Settings) -> bool:
@@ -141,8 +237,13 @@ def _saved_tokenizer(folder: Path) -> SavedTokenizer | None:
     settings = vars(_Settings.of(folder / "tokenizer_config.json"))
     if settings["tokenizer_class"] not in _TOKENIZER_CLASSES or settings.get("clean_up_tokenization_spaces"):
         return None
-    if settings.keys() - {*_DESCRIBING, *_COMPUTED} or (folder / "added_tokens.json").exists():
+    if settings.keys() - {*_DESCRIBING, *_COMPUTED} or not _is_number(settings.get("model_max_length", 0)):
         return None
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    if not isinstance(settings.get("model_input_names", []), list):
+        return None
+    try:
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception:  # the library raises nothing narrower; Transformers says what is wrong with the file
+        return None
     marks = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
     return SavedTokenizer(tokenizer, settings) if {settings[name] for name in _MARKS} <= marks else None

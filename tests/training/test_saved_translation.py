@@ -10,8 +10,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from reluformer import Translator
+from reluformer.configuration.errors import UserError
 from reluformer.modeling_reluformer.fused.compiled.library import library
+from reluformer.training.loading import load_model_config
 from reluformer.training.saved_translation import expected_shapes, quick_translator
+from reluformer.training.shipped import shipped_models
 
 from ..conftest import demo_tokenizer, tiny_model
 from .test_fast_translation import MODELS
@@ -87,6 +90,19 @@ CHANGED_WEIGHTS = {
         {"final_logits_bias": weights["final_logits_bias"][:, :-1].clone()}
     ),
     "not a number": lambda weights: weights["final_logits_bias"].fill_(torch.nan),
+    "a copy of a tied one": lambda weights: weights.update(
+        {"lm_head.weight": torch.randn_like(weights["model.shared.weight"])}
+    ),
+    "a copy of the embedding": lambda weights: weights.update(
+        {"model.encoder.embed_tokens.weight": torch.randn_like(weights["model.shared.weight"])}
+    ),
+    "copies instead of it": lambda weights: weights.update(
+        {
+            "model.encoder.embed_tokens.weight": weights["model.shared.weight"].clone(),
+            "model.decoder.embed_tokens.weight": weights.pop("model.shared.weight"),
+        }
+    ),
+    "one too many": lambda weights: weights.update({"more": torch.zeros(1)}),
     "float16": lambda weights: weights.update({"final_logits_bias": weights["final_logits_bias"].half()}),
 }
 
@@ -113,6 +129,18 @@ def test_other_weights_are_left_to_transformers(change, tmp_path, tokenizer):
         ("tokenizer_config.json", {"clean_up_tokenization_spaces": True}),
         ("tokenizer_config.json", {"additional": 1}),
         ("tokenizer_config.json", {"eos_token": "<end>"}),
+        ("tokenizer_config.json", {"model_max_length": "x"}),
+        ("tokenizer_config.json", {"model_input_names": "x"}),
+        ("generation_config.json", {"max_new_tokens": 0}),
+        ("generation_config.json", {"max_new_tokens": "x"}),
+        ("generation_config.json", {"pad_token_id": "a"}),
+        ("generation_config.json", {"compile_config": {}}),
+        ("config.json", {"pad_token_id": 10**6}),
+        ("config.json", {"dtype": "bogus"}),
+        ("config.json", {"max_position_embeddings": 10**12}),
+        ("config.json", {"quantization_config": {}}),
+        ("config.json", {"transformers_weights": "other.safetensors"}),
+        ("config.json", {"_attn_implementation": "bogus"}),
     ],
     ids=str,
 )
@@ -122,6 +150,50 @@ def test_other_settings_are_left_to_transformers(file, changes, tmp_path, tokeni
     kept = {name: value for name, value in settings.items() if value is not None or name not in changes}
     (tmp_path / file).write_text(json.dumps(kept), "utf-8")
     assert quick_translator(tmp_path) is None
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_value_that_the_configuration_refuses_is_left_to_transformers(name, tmp_path, tokenizer):
+    save(tmp_path, tokenizer, **{**MODELS[name], "vocab_size": len(tokenizer)})
+    path = tmp_path / "config.json"
+    settings = json.loads(path.read_text("utf-8"))
+    values = [None, True, False, -1, 0, 1, 3, 0.25, 1.0, 1.5, 1e400, float("nan"), 10**30, "x", [], [0.5], {}]
+    refused = 0
+    for field in settings:
+        for value in values:
+            path.write_text(json.dumps(settings | {field: value}), "utf-8")
+            try:
+                load_model_config(tmp_path)
+            except UserError:
+                refused += 1
+                assert quick_translator(tmp_path) is None, (field, value)
+    assert refused > 200
+    path.write_text(json.dumps(settings), "utf-8")
+    assert quick_translator(tmp_path) is not None
+
+
+@pytest.mark.parametrize("name", ["other.index.json", "adapter_config.json", "special_tokens_map.json"])
+def test_a_folder_with_files_that_transformers_would_read_is_left_to_it(name, tmp_path, tokenizer):
+    save(tmp_path, tokenizer)
+    assert quick_translator(tmp_path) is not None
+    (tmp_path / name).write_text("{}")
+    assert quick_translator(tmp_path) is None
+
+
+def test_a_damaged_tokenizer_is_left_to_transformers(tmp_path, tokenizer):
+    save(tmp_path, tokenizer)
+    path = tmp_path / "tokenizer.json"
+    whole = path.read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"", whole.replace(b'"type": "BPE"', b'"type": "no"')):
+        path.write_bytes(damaged)
+        assert quick_translator(tmp_path) is None
+    path.unlink()
+    assert quick_translator(tmp_path) is None
+
+
+def test_the_models_that_come_with_the_package_are_read():
+    for name in shipped_models():
+        assert quick_translator(name) is not None
 
 
 @pytest.mark.parametrize("options", [{"device": "cuda"}, {"attn_implementation": "eager"}])
