@@ -192,16 +192,14 @@ def test_numbers_that_are_not_finite_come_back_as_the_dense_network_gives_them(l
 
 
 def test_a_zero_times_a_number_that_is_not_finite_is_not_skipped(loops):
-    """An infinite input makes each neuron 0 and its factor infinite: only the zeros that are skipped otherwise say NaN."""
+    """An infinite input makes each neuron 0 in its row, and its factor infinite; no other row makes the neurons active."""
     for dtype in DTYPES:
         first, up, second = network(30, 70, 20, dtype, dtype)
         first.weight[:, 7].abs_().neg_()
-        x = torch.randn(3, 30).to(dtype)
-        x[1, 7] = torch.inf
-        assert (scores(x, first)[1] == -torch.inf).all() and scores(x, up)[1].isinf().all()
-        found = loops.feed_forward(x, first, up, second, "relu")
-        assert found.isnan().all(1).tolist() == [False, True, False]
-        assert_close(found[[0, 2]], oracle(x, first, up, second, "relu")[[0, 2]], dtype)
+        x = torch.randn(1, 30).to(dtype)
+        x[0, 7] = torch.inf
+        assert (scores(x, first) == -torch.inf).all() and scores(x, up).isinf().all()
+        assert loops.feed_forward(x, first, up, second, "relu").isnan().all()
 
 
 def test_threads_share_the_neurons(loops):
