@@ -310,6 +310,11 @@ def test_what_a_call_shows_is_refused_by_a_trial_or_by_the_first(family):
         computed(model_of(config, "loading"))
 
 
+def test_an_encoder_alone_is_tried_without_a_target():
+    with pytest.raises(ValueError, match="T5EncoderModel cannot compute ReLU attention"):
+        use_relu_attention(transformers.T5EncoderModel(copy.deepcopy(IN_A_CALL["t5"][0])))
+
+
 def test_a_model_without_attention_is_refused():
     model = transformers.MambaModel(
         transformers.MambaConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1, state_size=4)
