@@ -6,7 +6,6 @@ Whether a model adds a bias to its scores, or makes a mask of numbers, shows onl
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -81,6 +80,6 @@ def _inputs_of(model: PreTrainedModel) -> dict[str, Tensor]:
         inputs[name] = torch.zeros(1, _SAMPLES)
     elif name == "input_features":
         inputs[name] = torch.zeros(1, config.num_mel_bins, 2 * config.max_source_positions)
-    if "decoder_input_ids" in inspect.signature(model.forward).parameters:
+    if config.is_encoder_decoder:
         inputs["decoder_input_ids"] = tokens
     return inputs
