@@ -129,6 +129,10 @@ an argument that the schedule does not have
 train --config good.yaml --training.lr_scheduler_kwargs '{foo: 1}'
 training.lr_scheduler_type linear with lr_scheduler_kwargs {'foo': 1}: …unexpected keyword argument 'foo'
 
+a value that the schedule cannot take once it has warmed up
+train --config warm_up.yaml --training.lr_scheduler_kwargs '{timescale: 0}'
+training.lr_scheduler_type inverse_sqrt with lr_scheduler_kwargs {'timescale': 0}: …division by zero
+
 a log level that does not exist
 train --config good.yaml --training.log_level loud
 training.log_level: 'loud' is no level; choose one of detail, debug, info, warning, error, critical, passive

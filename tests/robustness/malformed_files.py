@@ -41,6 +41,7 @@ training: {max_steps: 1, use_cpu: true}
 """
 RECIPES = {
     "good.yaml": RECIPE,
+    "warm_up.yaml": RECIPE.replace("max_steps: 1", "max_steps: 9, warmup_steps: 5, lr_scheduler_type: inverse_sqrt"),
     "unknown_key.yaml": RECIPE + "modle: 8\n",
     "python_object.yaml": RECIPE.replace("name: mine", "name: !!python/object/apply:os.system ['touch executed']"),
     "class_path.yaml": RECIPE + "initialize_from: {class_path: hostile_module.Hostile}\n",

@@ -80,6 +80,8 @@ def test_normalisation(tokenizer):
     assert round_trip(tokenizer, unicodedata.normalize("NFD", "fährt")) == "fährt"
     assert round_trip(tokenizer, "\ta\u00a0 b\u2028c▁d\n") == "a b c d"
     assert round_trip(train(lowercase=True), "ÄRGER İ Straße") == "ärger i̇ straße"
+    # only the small letter has a code of its own
+    assert round_trip(train(lowercase=True), "J\u030c") == "\u01f0"
 
 
 def test_marks_and_digits_stand_alone(tokenizer):
@@ -132,6 +134,14 @@ def test_the_moses_step_is_recorded_and_applied(tmp_path, tokenizer):
     raw = datasets.Dataset.from_dict({"source": ["Sie sagt: Ja."], "target": ["That's fast."]})
     encoded, _ = encode_pairs(raw, loaded, max_length=99, name="train")
     assert loaded.decode(encoded[0]["labels"], skip_special_tokens=True) == "That 's fast ."
+
+
+def test_each_side_is_tokenised_by_the_rules_of_its_language():
+    """English alone keeps the apostrophe with what follows it: `x` begins a word, `y` does not."""
+    texts = datasets.Dataset.from_dict({"source": ["geht'x es"] * 30, "target": ["that'y it"] * 30})
+    options = {"vocab_size": 300, "lowercase": False, "moses": True, "max_length": 99}
+    pieces = train_tokenizer(texts, source_language="de", target_language="en", **options).get_vocab()
+    assert "▁x" in pieces and "y" in pieces and "▁y" not in pieces
 
 
 def test_a_language_without_rules_is_refused():

@@ -104,14 +104,14 @@ def test_the_epoch_reaches_the_batches_where_the_trainer_does_not_set_it():
 def test_the_logged_figures_are_means_over_target_tokens(tmp_path):
     model = tiny_model(**NO_DROPOUT)
     trainer = tiny_trainer(
-        tmp_path, model, learning_rate=0.0, max_steps=2, gradient_accumulation_steps=3, logging_steps=2
+        tmp_path, model, learning_rate=0.0, max_steps=4, gradient_accumulation_steps=3, logging_steps=2
     )
     seen = recording(trainer)
     trainer.train()
-    log = next(entry for entry in trainer.state.log_history if "loss" in entry)
+    _, log = (entry for entry in trainer.state.log_history if "loss" in entry)  # of the third and the fourth update
     by_source = {tuple(row["input_ids"]): row for row in tiny_pairs()}
     sums, tokens = {"cross_entropy": 0.0, "regularization": 0.0, "attention_entropy": 0.0, "dead_row_fraction": 0.0}, 0
-    for sources in seen[:6]:
+    for sources in seen[6:12]:
         batch = collate([by_source[source] for source in sources])
         targets = batch["labels"].ne(-100).sum().item()
         with torch.no_grad():
@@ -207,6 +207,15 @@ def test_two_processes_resume_exactly_in_the_middle_of_an_epoch(two_processes, t
     torchrun(tmp_path, 2, resume=str(checkpoint), **options)
     final, expected = (load_file(path / "model.safetensors") for path in (tmp_path, folder))
     assert [name for name in expected if not torch.equal(final[name], expected[name])] == []
+
+
+def test_random_numbers_of_other_processes_are_not_taken_and_those_of_the_start_do_not_return(tmp_path):
+    for process in range(2):
+        (tmp_path / f"rng_state_{process}.pth").touch()
+    trainer = tiny_trainer(tmp_path / "run", seed=3)
+    trainer.state.global_step = 5
+    trainer._load_rng_state(str(tmp_path))
+    assert torch.initial_seed() == 8
 
 
 def skipped(trainer: ReLUFormerTrainer, monkeypatch) -> list[bool]:

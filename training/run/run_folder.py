@@ -26,19 +26,10 @@ CARD_FILE = "README.md"  # the last file of a run
 WRITTEN_BY_A_RUN = "# Written by `reluformer train`: the recipe of this run with all its keys.\n"
 _TRAIN_ANEW = "give another name, or --overwrite to train anew"
 
-# Keys of a recipe, and beginnings of keys, that teach the model nothing (`data.text` is for scores alone). All others must stay
-# as they were when the run began.
+# Keys of a recipe, and beginnings of keys, that teach the model nothing. All others must stay as they were when the run began.
 _MAY_CHANGE = (
-    *(
-        "name",
-        "description",
-        "evaluation.",
-        "averaging.",
-        "on_divergence",
-        "data.text",
-        "data.workers",
-        "data.homepage",
-    ),
+    *("name", "description", "evaluation.", "averaging.", "on_divergence", "data.workers", "data.homepage"),
+    "data.text",  # for scores alone
     *("training.logging_", "training.log_", "training.disable_tqdm", "training.report_to", "training.run_name"),
     *("training.project", "training.trackio_", "training.push_to_hub", "training.hub_"),
     *("training.save_", "training.output_dir", "training.overwrite_output_dir", "training.resume_from_checkpoint"),

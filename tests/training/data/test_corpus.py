@@ -82,6 +82,9 @@ def test_bad_pairs_are_counted_and_the_good_ones_kept_in_step(tmp_path):
 def test_files_of_different_lengths_are_refused_with_both_true_counts(tmp_path):
     with pytest.raises(UserError, match=r"found 250 in \S+train\.de and 3 in \S+train\.en"):
         parallel(tmp_path, "a\n" * 250, "a\n" * 3)
+    documents = written(tmp_path, "train.doc", "d\n" * 2)
+    with pytest.raises(UserError, match=r"found 3 in \S+train\.de and 3 in \S+train\.en and 2 in \S+train\.doc"):
+        parallel(tmp_path, "a\n" * 3, "a\n" * 3, documents=documents)
 
 
 def test_nothing_left_is_an_error(tmp_path):

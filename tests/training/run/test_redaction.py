@@ -12,6 +12,7 @@ from reluformer.training.run.records import run_record
 from reluformer.training.run.redaction import last_part, public_text, public_values, without_secrets
 
 ROOT = Path(__file__).parents[3]
+OF_HUBS = ("api_org", "github_pat", "gho", "ghp", "ghs", "ghu", "ghr")
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,7 @@ ROOT = Path(__file__).parents[3]
         ("HF_TOKEN=geheim x --training.hub_token=geheim", "HF_TOKEN=… x --training.hub_token=…", None),
         ("x --api-key 1234 --myPassword a", "x --api-key … --myPassword …", None),
         ("x hf_abcdefghijklm", "x …", None),
+        (" ".join(f"{start}_abcdefghijklm" for start in OF_HUBS), " ".join("…" for _ in OF_HUBS), None),
         ("x --a.token 'ge!, heim' --y 1", "x --a.token '…' --y 1", None),
         ("x s3://key:se/cr@et@bucket/y", "x s3://…@bucket/y", None),
         ("x 'https://host/y?sig=geheim&a=1'", "x 'https://host/y?…'", None),
