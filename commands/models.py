@@ -17,7 +17,7 @@ def run(arguments: list[str]) -> int:
     for name in shipped.shipped_models():
         folder = shipped.MODELS / name
         tokenizer = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-        scores = json.loads((folder / "figures.json").read_text(encoding="utf-8"))["scores"]
+        scores = json.loads((folder / shipped.FIGURES_FILE).read_text(encoding="utf-8"))["scores"]
         first = scores[0]["system"]  # this model by five beams; the others stand on its card
         bleu = ", ".join(f"{each['bleu']:.1f} on {each['test']}" for each in scores if each["system"] == first)
         megabytes = (folder / "model.safetensors").stat().st_size / 1e6

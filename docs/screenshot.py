@@ -1,7 +1,6 @@
 """A picture of the page of `reluformer space`, taken in headless Chromium.
 
-    reluformer space --model tatoeba-de-en --output build/page --example "Heute war ein langer Tag. Ich bin um sechs Uhr
-    aufgestanden …"
+    reluformer space --model tatoeba-de-en --output build/page --example "$(cat diary.txt)"
     python -m docs.screenshot --page build/page --output docs/images/space.png
 
 Needs Selenium, and Debian's packages chromium and chromium-driver; nothing is downloaded.

@@ -24,6 +24,7 @@ from reluformer.configuration.errors import UserError
 from reluformer.export.exporting import export
 from reluformer.export.running import DECODER_FILE, ENCODER_FILE, load_translator
 from reluformer.modeling_reluformer.fused.activations import ACTIVATIONS
+from reluformer.training.data.sentences import SENTENCE, source_language
 from reluformer.training.run.records import new_folder
 from reluformer.training.run.run_folder import CARD_FILE
 from reluformer.training.scoring.evaluation import read_translations
@@ -147,9 +148,9 @@ def _write_model(model: str | Path, name: str, page: Path, examples: Sequence[st
         "name": name,
         "about": f"{_about(config)} · {size / 1e6:.1f} MB",
         "quality": quality_of(model),
-        "source": trained.get("source_language") or trained.get("source_lang"),
+        "source": source_language(translator.tokenizer),
         "target": trained.get("target_language") or trained.get("target_lang"),
-        "unit": trained.get("text_unit", "sentence"),
+        "unit": trained.get("text_unit", SENTENCE),
         "color": color_of_model(config),
         "first": translator(examples[:1])[0] if examples else "",
     }

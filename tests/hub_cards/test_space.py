@@ -92,6 +92,7 @@ def test_the_page_is_a_folder_of_static_files(without_export, tmp_path, capsys):
 
 @pytest.mark.parametrize("name", ["de: en#1", "- [x]", "'a' & \"b\"", "`x`", "*", "yes", "1e3"])
 def test_the_name_of_a_folder_is_no_yaml(name, without_export, tmp_path):
+    (tmp_path / name).mkdir()
     page = space.write_page([tmp_path / name], tmp_path / "page")
     assert metadata_load(page / "README.md") == {
         "title": name,
