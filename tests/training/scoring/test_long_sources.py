@@ -31,6 +31,7 @@ def test_a_source_of_just_as_many_tokens_as_positions_fits():
         # what is no sentence stays, too
         ("- Wir sehen *** Kommt", ["- Wir sehen", "*** Kommt"]),
         ("- Ja.\n***\nKommt", ["- Ja. ***", "Kommt"]),
+        ("***\nWir sehen euch", ["*** Wir sehen", "euch"]),
         ("* * * * *", ["* * *", "* *"]),
     ],
 )
