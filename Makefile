@@ -1,4 +1,4 @@
-# make demo · make test · make test-all · make test-kills · make mutants · make test-peer · make bench · make bench-avx2 · make bench-sparse · make size · make gpu-bundle · make studies-smoke ·
+# make demo · make test · make test-all · make test-avx2 · make test-kills · make mutants · make test-peer · make bench · make bench-avx2 · make bench-sparse · make size · make gpu-bundle · make studies-smoke ·
 # make studies · make wheel · make lint: each sets up .venv by itself. Nothing but Python ≥ 3.11, make and git is needed. make test-newest sets up
 # .venv-newest; make test-oldest sets up .venv-oldest, and needs Python 3.11.
 #
@@ -15,7 +15,7 @@ THREADS ?= 1
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-all test-kills mutants test-peer test-newest test-newest-short test-oldest bench bench-avx2 bench-sparse size gpu-bundle studies-smoke studies reproduction error-table docs docs-serve docs-links space example-card wheel lint format clean
+.PHONY: demo test test-slow test-all test-avx2 test-kills mutants test-peer test-newest test-newest-short test-oldest bench bench-avx2 bench-sparse size gpu-bundle studies-smoke studies reproduction error-table docs docs-serve docs-links space example-card wheel lint format clean
 
 EVERYDAY := "Wo ist der Bahnhof?" "Ich habe heute leider keine Zeit." "Kannst du mir bitte helfen?"
 demo: .venv/train
@@ -39,6 +39,12 @@ test-slow: .venv/all
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m slow $(LONGEST) tests
 
 test-all: test test-slow
+
+# Some tests as a processor with AVX2 and nothing newer, which qemu emulates: Intel's Haswell, less what qemu lacks and would warn of.
+EMULATED := qemu-x86_64-static -cpu Haswell-noTSX,-pcid,-x2apic,-tsc-deadline,-invpcid
+test-avx2: .venv/all .venv/compiled
+	@command -v $(firstword $(EMULATED)) >/dev/null || { echo "needs $(firstword $(EMULATED)), on Linux on x86-64 (Debian: apt install qemu-user-static)"; exit 1; }
+	OMP_NUM_THREADS=$(THREADS) $(EMULATED) $(BIN)/python -m tests.smaller_processor
 
 # 100 kills of a tiny training at random moments: each run must end like one that was never killed.
 test-kills: .venv/all
