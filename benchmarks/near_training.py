@@ -34,12 +34,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for folder in parser.parse_args(arguments).folders:
         data = load_recipe(RECIPES_FOLDER / f"{folder.name.replace('-', '_')}.yaml").data
         train, test = (load_split(data, split)[0] for split in ("train", "test"))
-        translate = Translator.from_pretrained(folder, device="cpu")
+        translate = Translator.from_pretrained(folder, device="cpu", split="none")
         figures = json.loads((folder / ship.FIGURES).read_text(encoding="utf-8"))
         pairs = list(test["source"]), list(test["target"])
         figures["near_training"] = measure(translate, pairs, train["source"])
         write_json(folder / ship.FIGURES, figures)
-        ship.write_section(folder, figures)
+        ship.renew_section(folder, figures)
         print(folder, figures["near_training"])
     return 0
 

@@ -3,7 +3,12 @@
     python -m benchmarks.ship --run runs/tatoeba_de_en --twin runs/tatoeba_de_en_softmax --output models/tatoeba-de-en
 
 A folder that is there already keeps its files, and is measured anew. Where `python -m benchmarks.javascript` has installed
-transformers.js, that is measured, too.
+transformers.js, that is measured, too. Without the runs, the ONNX graphs of a folder that is there are made anew from its
+weights, and what depends on them is measured, with the test split of `python -m benchmarks.tatoeba_split`:
+
+    python -m benchmarks.ship --output models/tatoeba-de-en
+
+Seconds are measured on an idle machine alone; a busy one leaves them out of figures and card, and says so.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import os
 import shutil
 import sys
 import time
@@ -23,7 +29,8 @@ from sacrebleu.metrics import CHRF
 
 from benchmarks import javascript, near_training
 from benchmarks.markdown import table
-from reluformer.configuration.recipe_parser import load_recipe
+from reluformer.configuration.recipe import DataConfig
+from reluformer.configuration.recipe_parser import RECIPES_FOLDER, load_recipe
 from reluformer.export.exporting import export
 from reluformer.export.running import load_translator
 from reluformer.hub_cards.card import PICTURES, render_card
@@ -40,10 +47,13 @@ EXAMPLES = {
     "en": ("Where is the station?", "I'm sorry, I don't have time today.", "Can you help me, please?"),
 }
 _COMPARED, _TIMED, _SHOWN = 500, 200, 10  # sentences
-_SECTION = """## As it comes with the package
-
+_OF_GRAPHS = "this model, 8-bit ONNX, greedy"
+_BUSY = 0.5  # processes that computed in the last minute: from so many on, seconds are not worth noting down
+_HEADING, _NEXT_HEADING = "## As it comes with the package\n", "## Limits\n"
+_SECTION = """{heading}
 It was trained on single sentences. `Translator` and `reluformer translate` split a text into them; give Transformers' own classes
 one at a time: several at once are translated worse, without a warning, and so are other languages.
+
 
 Weights in bfloat16: {weights:.1f} MB. They are loaded as float32, by `Translator` and by Transformers' own classes, and were
 measured so. In `onnx/`, graphs with 8-bit weights: {graphs:.1f} MB, which onnxruntime and
@@ -56,9 +66,8 @@ twin has the same recipe but for its attention, and does not come with the packa
 Both models were trained once, with one seed: a difference of a BLEU is within what seeds do. Multi30k describes pictures, another
 domain than Tatoeba's everyday sentences, and nothing of it was trained on.
 {near_training}
-{seconds}
+{seconds}{same}
 
-These are the means of test sentences, one by one, on {machine}: {timed} of them, and {compared} in JavaScript. {same}
 
 Ten of the {tests:,} test sentences: the one in the middle of each tenth, from the worst tenth to the best by chrF:
 
@@ -73,17 +82,27 @@ Trained on sentences by [Tatoeba](https://tatoeba.org) and its contributors,
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", type=Path, required=True, help="folder of the finished run")
-    parser.add_argument("--twin", type=Path, required=True, help="folder of the run with softmax attention")
+    parser.add_argument("--run", type=Path, help="folder of the finished run")
+    parser.add_argument("--twin", type=Path, help="folder of the run with softmax attention")
     parser.add_argument("--output", type=Path, required=True, help="folder to write, models/NAME")
     parser.add_argument("--multi30k", type=Path, default=Path("data/multi30k"), help="default: data/multi30k")
     options = parser.parse_args(arguments)
-    if not options.output.exists():
-        write_model(options.run, options.output)
-    figures = measure(options.run, options.twin, options.output, options.multi30k)
-    write_json(options.output / FIGURES, figures)
-    write_card(options.run, options.output, figures)
-    print(f"{options.output}: {_megabytes(options.output.rglob('*')):.1f} MB")
+    folder, idle = options.output, os.getloadavg()[0] < _BUSY
+    if (options.run is None) != (options.twin is None):
+        parser.error("--run and --twin belong together; without both, the graphs of --output are made anew")
+    if options.run is None:
+        renew_graphs(folder)
+        figures = measure_graphs(folder, options.multi30k, idle)
+        renew_section(folder, figures)
+    else:
+        if not folder.exists():
+            write_model(options.run, folder)
+        figures = measure(options.run, options.twin, folder, options.multi30k, idle)
+        write_card(options.run, folder, figures)
+    write_json(folder / FIGURES, figures)
+    print(f"{folder}: {_megabytes(folder.rglob('*')):.1f} MB")
+    if not idle:
+        print("Other programs were computing on this machine: no seconds were measured. Run it again when it is idle.")
     return 0
 
 
@@ -94,13 +113,24 @@ def write_model(run: Path, folder: Path) -> None:
     model.bfloat16().save_pretrained(folder)
     load_as_float32(folder)
     tokenizer.save_pretrained(folder)
-    export(folder, folder / "onnx", int8=True)
-    for path in folder.rglob("tokenizer.json"):  # a third of it is indentation
-        path.write_text(json.dumps(json.loads(path.read_text("utf-8")), ensure_ascii=False, separators=(",", ":")))
+    _compact_tokenizer(folder)
     (folder / "model.safetensors").chmod(0o644)  # else a wheel holds a file that its owner alone may read
     for name in PICTURES:
         if (run / name).is_file():
             shutil.copy(run / name, folder)
+    renew_graphs(folder)
+
+
+def renew_graphs(folder: Path) -> None:
+    """Writes the ONNX graphs of a folder's weights, in place of those that are there."""
+    shutil.rmtree(folder / "onnx", ignore_errors=True)
+    export(folder, folder / "onnx", int8=True)
+    _compact_tokenizer(folder / "onnx")
+
+
+def _compact_tokenizer(folder: Path) -> None:
+    path = folder / "tokenizer.json"  # a third of it is indentation
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")), ensure_ascii=False, separators=(",", ":")))
 
 
 def load_as_float32(folder: Path) -> None:
@@ -113,38 +143,76 @@ def load_as_float32(folder: Path) -> None:
 # What is measured
 
 
-def measure(run: Path, twin: Path, folder: Path, multi30k: Path) -> dict[str, Any]:
+Translate = Callable[[list[str]], list[str]]
+Tests = dict[str, tuple[list[str], list[str]]]  # name → sources, references
+
+
+def measure(run: Path, twin: Path, folder: Path, multi30k: Path, idle: bool) -> dict[str, Any]:
     """Scores, seconds, translations of JavaScript beside those of Python, and samples; each as the card tells it."""
     data = load_recipe(run / RECIPE_FILE).data
-    tatoeba, _ = load_split(data, "test")
-    languages = data.source_language, data.target_language
-    tests = {
-        "Tatoeba": (list(tatoeba["source"]), list(tatoeba["target"])),
-        "Multi30k": tuple(_lines(multi30k / f"test2016.{language}.gz") for language in languages),
-    }
+    tests = sentences_to_test(data, multi30k)
     ours, of_twin = (Translator.from_pretrained(each, device="cpu", split="none") for each in (folder, twin))
-    systems: dict[str, Callable[[list[str]], list[str]]] = {
+    systems: dict[str, Translate] = {
         "this model, 5 beams": ours,
         "this model, greedy": lambda texts: ours(texts, num_beams=1),
-        "this model, 8-bit ONNX, greedy": lambda texts: javascript.in_python(folder / "onnx", texts),
+        _OF_GRAPHS: lambda texts: javascript.in_python(folder / "onnx", texts),
         "softmax twin, 5 beams": of_twin,
         "softmax twin, greedy": lambda texts: of_twin(texts, num_beams=1),
     }
+    scores, translated = scores_of(systems, tests)
+    sources, references = tests["Tatoeba"]
+    return {
+        **run_record(None, run.name, None),
+        "scores": scores,
+        "seconds": seconds_of_a_sentence(folder, ours, sources[:_TIMED]) if idle else {},
+        "javascript": beside_javascript(folder / "onnx", sources[:_COMPARED], idle),
+        "near_training": near_training.measure(ours, tests["Tatoeba"], load_split(data, "train")[0]["source"]),
+        "samples": samples(sources, translated["this model, 5 beams", "Tatoeba"], references),
+    }
+
+
+def measure_graphs(folder: Path, multi30k: Path, idle: bool) -> dict[str, Any]:
+    """The figures of a folder, of which those that its files give without the runs are measured anew: the scores of the
+    graphs, seconds, and JavaScript beside Python."""
+    figures = json.loads((folder / FIGURES).read_text(encoding="utf-8"))
+    recipe = figures["recipe"]
+    tests = sentences_to_test(load_recipe(RECIPES_FOLDER / f"{recipe}.yaml").data, multi30k)
+    sources, _ = tests["Tatoeba"]
+    measured, _ = scores_of({_OF_GRAPHS: lambda texts: javascript.in_python(folder / "onnx", texts)}, tests)
+    new = {(each["system"], each["test"]): each for each in measured}
+    record = run_record(None, recipe, None)
+    ours = Translator.from_pretrained(folder, device="cpu", split="none")
+    return {
+        **figures,
+        **record,
+        # of the scores of the other systems
+        "other_scores": figures.get("other_scores") or {name: figures[name] for name in record},
+        "scores": [new.get((each["system"], each["test"]), each) for each in figures["scores"]],
+        "seconds": seconds_of_a_sentence(folder, ours, sources[:_TIMED]) if idle else {},
+        "javascript": beside_javascript(folder / "onnx", sources[:_COMPARED], idle),
+    }
+
+
+def sentences_to_test(data: DataConfig, multi30k: Path) -> Tests:
+    tatoeba, _ = load_split(data, "test")
+    languages = data.source_language, data.target_language
+    return {
+        "Tatoeba": (list(tatoeba["source"]), list(tatoeba["target"])),
+        "Multi30k": tuple(_lines(multi30k / f"test2016.{language}.gz") for language in languages),
+    }
+
+
+def scores_of(
+    systems: dict[str, Translate], tests: Tests
+) -> tuple[list[dict[str, Any]], dict[tuple[str, str], list[str]]]:
+    """Of each system on each test, and its translations."""
     scores, translated = [], {}
     for system, translate in systems.items():
         for test, (sources, references) in tests.items():
             print(f"{system}: {test}", flush=True)
             translated[system, test] = translate(sources)
             scores.append({"system": system, "test": test, **score_translations(translated[system, test], references)})
-    sources, references = tests["Tatoeba"]
-    return {
-        **run_record(None, run.name, None),
-        "scores": scores,
-        "seconds": seconds_of_a_sentence(folder, ours, sources[:_TIMED]),
-        "javascript": beside_javascript(folder / "onnx", sources[:_COMPARED]),
-        "near_training": near_training.measure(ours, tests["Tatoeba"], load_split(data, "train")[0]["source"]),
-        "samples": samples(sources, translated["this model, 5 beams", "Tatoeba"], references),
-    }
+    return scores, translated
 
 
 def _lines(path: Path) -> list[str]:
@@ -174,8 +242,9 @@ def seconds_of_a_sentence(folder: Path, translator: Translator, texts: list[str]
     return found
 
 
-def beside_javascript(graphs: Path, texts: list[str]) -> dict[str, Any]:
-    """By the name of the place: seconds of a sentence, and (source, Python's, JavaScript's) where they differ."""
+def beside_javascript(graphs: Path, texts: list[str], idle: bool) -> dict[str, Any]:
+    """By the name of the place: (source, Python's, JavaScript's) where they differ, and on an idle machine the seconds of a
+    sentence."""
     if not javascript.INSTALLED.is_dir():
         return {}
     wanted, found = javascript.in_python(graphs, texts), {}
@@ -184,7 +253,9 @@ def beside_javascript(graphs: Path, texts: list[str]) -> dict[str, Any]:
         result = translate(graphs, texts)
         rows = zip(texts, wanted, result["translations"], strict=True)
         others = [row for row in rows if row[1] != row[2]]
-        found[place] = {"sentences": len(texts), "seconds": result["seconds"] / len(texts), "others": others}
+        found[place] = {"sentences": len(texts), "others": others}
+        if idle:
+            found[place]["seconds"] = result["seconds"] / len(texts)
     return found
 
 
@@ -202,21 +273,19 @@ def samples(sources: list[str], translations: list[str], references: list[str]) 
 def write_card(run: Path, folder: Path, figures: dict[str, Any]) -> None:
     """The run's card, for the folder in a clone, with the section of what was measured of the folder's own files."""
     card = render_card(run, license="cc-by-2.0", repo_id=folder.as_posix())
-    before, limits, after = card.partition("## Limits\n")
+    before, limits, after = card.partition(_NEXT_HEADING)
     path = folder / CARD_FILE
     path.write_text(f"{before}{section(folder, figures)}{limits}{after}", encoding="utf-8")
     language = load_recipe(run / RECIPE_FILE).data.source_language
     metadata_save(path, metadata_load(path) | {"widget": [{"text": text} for text in EXAMPLES[language]]})
 
 
-def write_section(folder: Path, figures: dict[str, Any]) -> None:
-    """The section of a card that is there, anew: the rest of it is of the run, which may be gone."""
+def renew_section(folder: Path, figures: dict[str, Any]) -> None:
+    """Writes the section of a card that is there anew, and leaves the rest of it, which comes from the run."""
     path = folder / CARD_FILE
-    before, title, rest = path.read_text(encoding="utf-8").partition(_SECTION.partition("\n")[0] + "\n")
-    _, limits, after = rest.partition("## Limits\n")
-    if not (title and limits):
-        raise ValueError(f"{path} has no section of what comes with the package")
-    path.write_text(f"{before}{section(folder, figures)}{limits}{after}", encoding="utf-8")
+    card = path.read_text(encoding="utf-8")
+    before, after = card.partition(_HEADING)[0], card.partition(_NEXT_HEADING)[2]
+    path.write_text(f"{before}{section(folder, figures)}{_NEXT_HEADING}{after}", encoding="utf-8")
 
 
 def near_training_words(figures: dict[str, Any]) -> str:
@@ -238,20 +307,15 @@ def section(folder: Path, figures: dict[str, Any]) -> str:
     names = {"bleu": "BLEU", "chrf": "chrF", "exact_match": "% equal"}
     titles = [f"{test}: {name}" for test in tests for name in names.values()]
     rows = [[system, *(f"{scores[system, test][name]:.1f}" for test in tests for name in names)] for system in systems]
-    ways = {**figures["seconds"]}
-    ways |= {f"transformers.js in {place}, greedy": each["seconds"] for place, each in figures["javascript"].items()}
-    seconds = [[way, f"{each:.4f}"] for way, each in ways.items()]
-    machine, any_scores = figures["machine"], figures["scores"][0]
+    any_scores = figures["scores"][0]
     return _SECTION.format(
+        heading=_HEADING,
         weights=_megabytes(folder.glob("*.safetensors")),
         graphs=_megabytes(folder.glob("onnx/*.onnx")),
         scores=_table(["", *titles], rows, numbers=True),
         signatures="".join(f"{name}: `{any_scores[f'{name}_signature']}`.\n" for name in ("bleu", "chrf")),
         near_training=near_training_words(figures),
-        seconds=_table(["way to translate", "seconds a sentence"], seconds, numbers=True),
-        timed=_TIMED,
-        compared=_COMPARED,
-        machine=f"{machine['cpu']}, {machine['torch_threads']} threads",
+        seconds=_seconds(figures),
         same=_same(figures["javascript"]),
         tests=any_scores["sentences"],
         samples=_table(
@@ -267,6 +331,20 @@ def _table(*columns: Any, **options: Any) -> str:
 
 def _megabytes(paths: Iterable[Path]) -> float:
     return sum(path.stat().st_size for path in paths if path.is_file()) / 1e6
+
+
+def _seconds(figures: dict[str, Any]) -> str:
+    """The table of seconds and its conditions; nothing where the machine was too busy to measure any."""
+    if not figures["seconds"]:
+        return ""
+    ways = {**figures["seconds"]}
+    ways |= {f"transformers.js in {place}, greedy": each["seconds"] for place, each in figures["javascript"].items()}
+    rows = [[way, f"{each:.4f}"] for way, each in ways.items()]
+    machine = f"{figures['machine']['cpu']}, {figures['machine']['torch_threads']} threads"
+    return (
+        f"{_table(['way to translate', 'seconds a sentence'], rows, numbers=True)}\n\n"
+        f"These are the means of test sentences, one by one, on {machine}: {_TIMED} of them, and {_COMPARED} in JavaScript. "
+    )
 
 
 def _same(found: dict[str, Any]) -> str:
