@@ -27,7 +27,8 @@ _FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-
 _PATIENCE = 60  # seconds, on a machine with other work
 SETTLED = """
 const isDone = (part) => part.querySelector(".map table") && !part.querySelector(".pending");
-return [...document.querySelectorAll(".model")].every(isDone);
+const models = [...document.querySelectorAll(".model")];
+return models.length && models.every(isDone);
 """
 
 
