@@ -18,6 +18,7 @@ from reluformer import ReLUFormerConfig, ReLUFormerDecoderConfig, ReLUFormerVisi
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.scores import TOLD_SCORES
 from reluformer.training.loading import load_model_config
+from reluformer.training.run.records import read_json
 from reluformer.training.run.redaction import public_values
 from reluformer.training.run.run_folder import CARD_FILE, RECIPE_FILE, RECORD_FILE
 
@@ -154,8 +155,10 @@ class ModelFolder:
         return (self.path / name).is_file()
 
     def read(self, name: str) -> Any:
-        """A JSON file of the folder without secrets and paths, {} without it."""
-        return public_values(json.loads(self._text(name))) if self.has(name) else {}
+        """A JSON file of the folder without secrets and paths, {} without it; a `UserError` where it is damaged."""
+        if not self.has(name):
+            return {}
+        return public_values(read_json(self.path / name, instead="restore it, or delete it"))
 
     def _text(self, name: str) -> str:
         return (self.path / name).read_text(encoding="utf-8")

@@ -25,7 +25,7 @@ from reluformer.export.exporting import export
 from reluformer.export.running import DECODER_FILE, ENCODER_FILE, load_translator
 from reluformer.modeling_reluformer.fused.activations import ACTIVATIONS
 from reluformer.training.data.sentences import SENTENCE, source_language
-from reluformer.training.run.records import new_folder
+from reluformer.training.run.records import new_folder, read_json
 from reluformer.training.run.run_folder import CARD_FILE
 from reluformer.training.scoring.evaluation import read_translations
 from reluformer.training.shipped import FIGURES_FILE, located
@@ -170,7 +170,7 @@ def quality_of(model: str | Path) -> str:
     """
     path = Path(located(model)) / FIGURES_FILE
     if path.is_file():
-        return _quality_by_figures(json.loads(path.read_text(encoding="utf-8")))
+        return _quality_by_figures(read_json(path, instead="restore it, or delete it"))
     index = _card(model).get("model-index")
     results = model_index_to_eval_results(index)[1] if index else []
     # the card begins with its headline; what was tested on tells more than what the training was steered by

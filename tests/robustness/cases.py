@@ -137,6 +137,10 @@ a log level that does not exist
 train --config good.yaml --training.log_level loud
 training.log_level: 'loud' is no level; choose one of detail, debug, info, warning, error, critical, passive
 
+a card of a folder whose record is cut off
+card --model damaged_record
+damaged_record/training_record.json: is damaged (…); restore it, or delete it
+
 more positions than memory
 train --config good.yaml --model.max_position_embeddings 1000000000000000
 model: …
@@ -206,7 +210,7 @@ translate --model no_tokenizer eins
 no_tokenizer: its tokenizer cannot be loaded: there is no tokenizer.json in it: …
 
 a tokenizer.json that is cut off
-translate --model cut_tokenizer --attn_implementation eager eins
+translate --model cut_tokenizer eins
 cut_tokenizer: its tokenizer cannot be loaded: …
 
 a tokenizer without its tokenizer_config.json
@@ -218,7 +222,7 @@ translate --model moses_of_nothing eins
 tokenizer_config.json: moses: {'language': 'de'} is no record of a Moses step; expected source_language and target_language
 
 eos_token_id in config.json that is no number
-translate --model eos_of_letters --attn_implementation eager eins
+translate --model eos_of_letters eins
 eos_of_letters: its model cannot be loaded: …'eos_token_id'…
 
 eos_token_id in generation_config.json that is no number
@@ -229,8 +233,12 @@ decoder_start_token_id in generation_config.json beyond the vocabulary
 translate --model generation_start_beyond eins
 generation_start_beyond: generation_config.json: decoder_start_token_id is 1000000; expected the number of one of the…
 
+a card of a folder whose record is cut off
+card --model damaged_record
+damaged_record/training_record.json: is damaged (…); restore it, or delete it
+
 more positions than memory
-translate --model positions_beyond_memory --attn_implementation eager eins
+translate --model positions_beyond_memory eins
 positions_beyond_memory: its model cannot be loaded: …
 """)
 

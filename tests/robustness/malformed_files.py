@@ -90,6 +90,7 @@ def _write_models(folder: Path) -> None:
         path.unlink()
     (copy("no_tokenizer_config") / "tokenizer_config.json").unlink()
     rules = (good / "tokenizer.json").read_text(encoding="utf-8")
+    (copy("damaged_record") / RECORD_FILE).write_text('{"updates": ', encoding="utf-8")
     (copy("cut_tokenizer") / "tokenizer.json").write_text(rules[: len(rules) // 2], encoding="utf-8")
     for kind, name, changes in (
         ("moses_of_nothing", "tokenizer_config.json", {"moses": {"language": "de"}}),
@@ -126,4 +127,6 @@ def _write_runs(folder: Path) -> None:
             content = path.read_bytes()
             path.unlink()
             if name.startswith("cut"):
-                path.write_bytes(content[: len(content) // 2])
+                whole = content[: len(content) // 2]
+                # half a recipe may be one: it ends within a name here, which no YAML does
+                path.write_bytes(whole.rpartition(b"\n")[0] + b'\n"cut' if damaged == RECIPE_FILE else whole)
