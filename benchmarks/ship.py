@@ -34,6 +34,7 @@ from reluformer.configuration.recipe_parser import RECIPES_FOLDER, load_recipe
 from reluformer.export.exporting import export
 from reluformer.export.running import load_translator
 from reluformer.hub_cards.card import PICTURES, render_card
+from reluformer.hub_cards.space import SYSTEM_OF_GRAPHS
 from reluformer.training.data.corpus import load_split
 from reluformer.training.loading import load_model_and_tokenizer
 from reluformer.training.run.records import run_record, write_json
@@ -47,7 +48,6 @@ EXAMPLES = {
     "en": ("Where is the station?", "I'm sorry, I don't have time today.", "Can you help me, please?"),
 }
 _COMPARED, _TIMED, _SHOWN = 500, 200, 10  # sentences
-_OF_GRAPHS = "this model, 8-bit ONNX, greedy"
 _BUSY = 0.5  # processes that computed in the last minute: from so many on, seconds are not worth noting down
 _HEADING, _NEXT_HEADING = "## As it comes with the package\n", "## Limits\n"
 _SECTION = """{heading}
@@ -155,7 +155,7 @@ def measure(run: Path, twin: Path, folder: Path, multi30k: Path, idle: bool) -> 
     systems: dict[str, Translate] = {
         "this model, 5 beams": ours,
         "this model, greedy": lambda texts: ours(texts, num_beams=1),
-        _OF_GRAPHS: lambda texts: javascript.in_python(folder / "onnx", texts),
+        SYSTEM_OF_GRAPHS: lambda texts: javascript.in_python(folder / "onnx", texts),
         "softmax twin, 5 beams": of_twin,
         "softmax twin, greedy": lambda texts: of_twin(texts, num_beams=1),
     }
@@ -178,7 +178,7 @@ def measure_graphs(folder: Path, multi30k: Path, idle: bool) -> dict[str, Any]:
     recipe = figures["recipe"]
     tests = sentences_to_test(load_recipe(RECIPES_FOLDER / f"{recipe}.yaml").data, multi30k)
     sources, _ = tests["Tatoeba"]
-    measured, _ = scores_of({_OF_GRAPHS: lambda texts: javascript.in_python(folder / "onnx", texts)}, tests)
+    measured, _ = scores_of({SYSTEM_OF_GRAPHS: lambda texts: javascript.in_python(folder / "onnx", texts)}, tests)
     new = {(each["system"], each["test"]): each for each in measured}
     record = run_record(None, recipe, None)
     ours = Translator.from_pretrained(folder, device="cpu", split="none")

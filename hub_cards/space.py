@@ -36,7 +36,7 @@ EXAMPLES = 5
 # A map of a longer sentence would be too wide to begin with.
 _LONGEST_EXAMPLE = 80
 # In the figures of a model that comes with the package: the system that a page is.
-SYSTEM = "this model, 8-bit ONNX, greedy"
+SYSTEM_OF_GRAPHS = "this model, 8-bit ONNX, greedy"
 # Its tests, as a reader knows such texts.
 _TEXTS = {"Tatoeba": "everyday sentences", "Multi30k": "captions"}
 # Below this BLEU a reader meets wrong sentences all the time. It is a judgement, and no measurement.
@@ -179,7 +179,7 @@ def quality_of(model: str | Path) -> str:
 
 
 def _quality_by_figures(figures: dict[str, Any]) -> str:
-    bleu = {each["test"]: each["bleu"] for each in figures["scores"] if each["system"] == SYSTEM}
+    bleu = {each["test"]: each["bleu"] for each in figures["scores"] if each["system"] == SYSTEM_OF_GRAPHS}
     trained = [test for test in bleu if figures["recipe"].startswith(test.lower())]
     scores = [f"{bleu[test]:.0f} on sentences like those it was trained on" for test in trained]
     scores += [f"{bleu[test]:.0f} on {_TEXTS[test]}" for test in bleu if test not in trained]

@@ -122,7 +122,7 @@ def folder(tmp_path):
 def test_the_graphs_of_a_folder_are_made_and_measured_anew(folder, figures, monkeypatch):
     """Without the runs: what does not depend on the graphs stays as it was."""
     others = [{"system": "softmax twin, greedy", "test": test, "sentences": 2, **SCORES} for test in ("Tatoeba", "b")]
-    of_graphs = [each | {"system": ship._OF_GRAPHS} for each in others]
+    of_graphs = [each | {"system": ship.SYSTEM_OF_GRAPHS} for each in others]
     record = dict.fromkeys(("command", "date", "git_commit", "git_dirty", "seed", "versions"), "before")
     before = figures | record | {"recipe": "tatoeba_de_en", "scores": [*others, *of_graphs]}
     (folder / ship.FIGURES).write_text(json.dumps(before))
