@@ -205,6 +205,15 @@ def shots():
     return import_module("docs.screenshot")
 
 
+# `window.worker` is the worker of the page's model.
+KEEP_WORKER = """
+window.Worker = class extends Worker {
+  constructor(...given) {
+    super(...given);
+    window.worker = this;
+  }
+};
+"""
 # Leaves a mark in the translation, which goes when the text is laid out anew; puts a text and the cursor into the field.
 TYPE = """
 document.querySelector('.translation').append(Object.assign(document.createElement('i'), { className: 'old' }));
@@ -242,6 +251,7 @@ class Reader:
 @pytest.fixture(scope="module")
 def reader(page, shots):
     with shots.served(page) as address, shots.headless_chromium() as browser:
+        browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": KEEP_WORKER})
         browser.get(address)
         shots.wait_until(browser, shots.SETTLED)
         yield Reader(browser, shots)
@@ -329,6 +339,11 @@ def test_a_newer_text_ends_the_work_on_an_older_one_and_progress_is_shown(reader
     progress = "const part = document.querySelector('.progress'); return part.hidden ? null : part.innerText.trim()"
     reader.shots.wait_until(reader.browser, progress)
     assert re.fullmatch(r"Translating: \d+ of 300", reader.browser.execute_script(progress))
+    # an answer to an older question, which the worker had sent before it heard of this one
+    late = "worker.onmessage({ data: { id: -1, result: { text: 'late', cut: false } } });"
+    state = "return [document.querySelector('.progress').hidden, document.querySelector('.translation').textContent]"
+    is_done, translation = reader.browser.execute_script(f"{late} {state}")
+    assert not is_done and "late" not in translation
     reader.types("Zwölf. Elf.", 0)
     assert reader.sees()[:3] == [f"{translated('Zwölf.')} {translated('Elf.')}", "", "Sentence 1 of 2: Zwölf."]
     assert_map_is_of_the_graph(reader.browser, translator, "Zwölf.")
