@@ -5,9 +5,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import GPT2Config, PreTrainedModel, ViTConfig
 
-from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
+from reluformer import (
+    ReLUFormerConfig,
+    ReLUFormerDecoderConfig,
+    ReLUFormerDecoderModel,
+    ReLUFormerForConditionalGeneration,
+    ReLUFormerModel,
+    ReLUFormerVisionConfig,
+    ReLUFormerVisionModel,
+)
 from reluformer.modeling_reluformer.configuration_reluformer import require_tensor_parallel
 
 from ..conftest import tiny_config
@@ -225,3 +233,47 @@ def test_init_std_is_the_deviation_of_initial_weights():
         # of 64 × 64 features, Xavier's uniform numbers lie within sqrt(6 / 128) and deviate by sqrt(2 / 128)
         weight = model.model.encoder.layers[0].self_attn.q_proj.weight
         assert weight.std().item() == pytest.approx(math.sqrt(2 / 128) if std is None else std, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "weight", "deviation"),
+    [
+        (ReLUFormerModel, ReLUFormerConfig(vocab_size=500, d_model=64, encoder_ffn_dim=8), "shared.weight", 1 / 8),
+        (ReLUFormerDecoderModel, ReLUFormerDecoderConfig(vocab_size=500, hidden_size=60), "embed_tokens.weight", 0.02),
+        (ReLUFormerVisionModel, ReLUFormerVisionConfig(hidden_size=48), "embeddings.position_embeddings", 48**-0.5),
+    ],
+    ids=["translation", "decoder", "vision"],
+)
+def test_a_model_without_its_head_begins_with_weights_of_its_own(kind, config, weight, deviation):
+    """Not with torch's, or with the zeros of a parameter that was only made."""
+    assert kind(config).get_parameter(weight).std().item() == pytest.approx(deviation, rel=0.1)
+
+
+def test_the_defaults_are_the_published_architectures():
+    """Vaswani et al.'s base model, which the paper takes; GPT-2's and ViT-B/16's sizes as the library has them."""
+    base = ReLUFormerConfig()
+    for part in ("encoder", "decoder"):
+        sizes = [getattr(base, f"{part}_{name}") for name in ("layers", "attention_heads", "ffn_dim")]
+        assert sizes == [6, 8, 2048]
+    assert (base.d_model, base.dropout, base.attention_dropout, base.label_smoothing) == (512, 0.1, 0.1, 0.1)
+    assert (base.activation_function, base.attention_activation, base.attention_scaling) == ("relu", "relu", "variance")
+    for ours, theirs, names in (
+        (
+            ReLUFormerDecoderConfig(),
+            GPT2Config(),
+            ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"),
+        ),
+        (
+            ReLUFormerVisionConfig(),
+            ViTConfig(),
+            (
+                "hidden_size",
+                "num_hidden_layers",
+                "num_attention_heads",
+                "intermediate_size",
+                "image_size",
+                "patch_size",
+            ),
+        ),
+    ):
+        assert {name: getattr(ours, name) for name in names} == {name: getattr(theirs, name) for name in names}

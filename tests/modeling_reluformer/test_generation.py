@@ -7,6 +7,7 @@ import torch
 from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, GenerationMixin, StaticCache
 
 from reluformer import ReLUFormerForConditionalGeneration as Model
+from reluformer.modeling_reluformer.configuration_reluformer import CACHE_NAME
 from reluformer.modeling_reluformer.fused.model_attention import SharedSources
 from reluformer.modeling_reluformer.layers_reluformer import ReLUFormerAttention
 
@@ -189,6 +190,18 @@ def test_the_limit_of_a_call_takes_the_place_of_that_of_the_model(of_model, of_c
     model.generation_config.update(**{"eos_token_id": None, "max_length": None, "max_new_tokens": None, **of_model})
     assert model.generate(random_tokens(2, 5), **of_call).shape == (2, length)
     assert not caplog.text
+
+
+def test_a_model_of_one_layer_decodes_behind_its_cache():
+    """No layer but the first says how much a cache holds."""
+    model = tiny_model(encoder_layers=1, decoder_layers=1).double()
+    source, target = random_tokens(2, 7), random_tokens(2, 5, seed=1)
+    with torch.no_grad():
+        whole = model(input_ids=source, decoder_input_ids=target).logits
+        first = model(input_ids=source, decoder_input_ids=target[:, :3], use_cache=True)
+        cache = {CACHE_NAME: getattr(first, CACHE_NAME)}
+        rest = model(input_ids=source, decoder_input_ids=target[:, 3:], **cache)
+    torch.testing.assert_close(torch.cat([first.logits, rest.logits], dim=1), whole)
 
 
 def test_stop_strings_stop_without_a_warning(caplog):
