@@ -42,7 +42,7 @@ TRAINING_DEFAULTS = {
 }
 _OF_POINTWISE_ATTENTION = (
     *("attention_activation", "attention_scaling", "attention_gamma", "attention_gamma_learnable", "attention_alpha"),
-    *("regularization_weight", "entropy_margin"),
+    *("regularization_weight", "regularization_share", "entropy_margin"),
 )
 
 

@@ -129,6 +129,7 @@ class ReLUFormerDecoderConfig(AttentionConfig):
         self.require("be a finite number above 0", "init_std", "norm_eps")
         self._resolve_sizes()
         self.check_feed_forward(self.hidden_act, self.num_hidden_layers, self.intermediate_size)
+        self.check_regularization_share()
         for name, value in {"rope_parameters": self.rope_parameters, **kwargs}.items():
             if name.startswith("rope_") and value is not None and self.position_embedding != "rotary":
                 raise ValueError(

@@ -60,6 +60,7 @@ _OF_ANY_CONFIGURATION = {
 # Of a number in a configuration: what must hold, and how that is said.
 _RULES: dict[str, Callable[[float], bool]] = {
     "lie in [0, 1)": lambda number: 0 <= number < 1,
+    "lie in (0, 1]": lambda number: 0 < number <= 1,
     "lie in [0, 1]": lambda number: 0 <= number <= 1,
     f"lie in [0, {LARGEST_ALPHA}]": lambda number: 0 <= number <= LARGEST_ALPHA,
     "be a finite number above 0": lambda number: 0 < number < math.inf,
@@ -94,6 +95,10 @@ class AttentionConfig(PreTrainedConfig):
             Multiply the merged heads by a projection of the layer's input, before the output projection.
         regularization_weight (`float`, *optional*):
             `lambda`, the weight of `L_reg` (Eq. 7). Default: 0.01 for `relu` with variance scaling, else 0.
+        regularization_share (`float`, defaults to 1.0):
+            The probability, in (0, 1], with which a pass in training takes each attention module into `L_reg`, whose sum is
+            divided by it: the loss is right in the mean. The other modules are spared the statistics of their rows. Evaluation
+            always takes all.
         entropy_margin (`float`, defaults to 0.7): `C_i = entropy_margin * log(n_i)` in Eq. 7.
         ffn_top_k (`int`, *optional*):
             Keep the `k` activations of each token that are largest in magnitude, and set the others to 0.
@@ -122,6 +127,7 @@ class AttentionConfig(PreTrainedConfig):
     attention_qk_norm: bool = False
     attention_gate: bool = False
     regularization_weight: float | int | None = None
+    regularization_share: float | int = 1.0
     entropy_margin: float | int = DEFAULT_ENTROPY_MARGIN
     ffn_top_k: int | None = None
     activation_sparsity_pattern: float | int | list[float | int] | None = None
@@ -195,6 +201,21 @@ class AttentionConfig(PreTrainedConfig):
         self.require("lie in [0, 1]", "entropy_margin")
         self.require("be a finite number above 0", "attention_gamma")
         self.require("be a finite number of at least 0", "regularization_weight")
+        self.require("lie in (0, 1]", "regularization_share")
+
+    @property
+    def attention_modules(self) -> int:
+        """How many attention modules a model of this configuration has."""
+        return self.num_hidden_layers
+
+    def check_regularization_share(self) -> None:
+        """Raises a `ValueError` for a share of less than one attention module, with which some passes would measure none."""
+        modules = self.attention_modules
+        if self.regularization_share * modules < 1:
+            raise ValueError(
+                f"regularization_share={self.regularization_share} is less than one of the {modules} attention modules; give at "
+                f"least 1/{modules}, {math.ceil(1e4 / modules) / 1e4}."
+            )
 
     def _check_combinations(self) -> None:
         activation = self.attention_activation
@@ -358,6 +379,7 @@ class ReLUFormerConfig(AttentionConfig):
         self._check_sizes()
         widths = (self.encoder_ffn_dim, self.decoder_ffn_dim)
         self.check_feed_forward(self.activation_function, self.encoder_layers + self.decoder_layers, *widths)
+        self.check_regularization_share()
         super().__post_init__(**kwargs)
         self.base_model_tp_plan = self._tensor_parallel_plan()
 
@@ -374,6 +396,10 @@ class ReLUFormerConfig(AttentionConfig):
             plan |= {f"{layer}.{module}.{name}": how for module in modules for name, how in attention.items()}
             plan |= {f"{layer}.fc1": "colwise", f"{layer}.fc2": "rowwise", f"{stack}.embed_tokens": "embedding_rowwise"}
         return plan
+
+    @property
+    def attention_modules(self) -> int:
+        return self.encoder_layers + 2 * self.decoder_layers
 
     def _check_sizes(self) -> None:
         for part in ("encoder", "decoder"):

@@ -84,6 +84,7 @@ class ReLUFormerVisionConfig(AttentionConfig):
         self.require("be at least 1", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
         self.require("be at least 1", "num_channels")
         self.check_feed_forward(self.hidden_act, self.num_hidden_layers, self.intermediate_size)
+        self.check_regularization_share()
         self.require("be a finite number above 0", "initializer_range", "layer_norm_eps")
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(

@@ -39,6 +39,7 @@ from .loss_reluformer import (
     DEFAULT_ENTROPY_MARGIN,
     IGNORED_LABEL,
     Measured,
+    ModuleSample,
     activation_norms,
     cross_entropy_sum,
     module_sums,
@@ -191,6 +192,12 @@ class AttentionContext:
     rotation: tuple[Tensor, Tensor] | None = None
     entropy_margin: float = DEFAULT_ENTROPY_MARGIN
 
+    def for_module(self, module: int) -> "AttentionContext":
+        """The same for one attention of the stack: without statistics where the pass does not take its regulariser."""
+        if self.measured is None or self.measured.sample is None or self.measured.takes(module):
+            return self
+        return replace(self, measured=replace(self.measured, statistics="none"))
+
     @property
     def ffn_row_weight(self) -> Tensor | None:
         """The row weights of `activation_norms`, where these are wanted."""
@@ -318,8 +325,8 @@ class ReLUFormerAttention(nn.Module):
         context: AttentionContext,
         key_value_states: Tensor | None = None,
         **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None, tuple[Tensor | None, ...]]:
-        """hidden_states (batch, queries, features) → the same, the weights if `eager`, S and T of the rows if they are wanted.
+    ) -> tuple[Tensor, Tensor | None, tuple[Tensor | None, Tensor | None]]:
+        """hidden_states (batch, queries, features) → the same, the weights if `eager`, S and T of the rows, None if not wanted.
 
         key_value_states: (sources, keys, features). Where `batch` is a multiple of `sources`, neighbouring rows share a source:
         they are computed as further queries of it, so that its keys are held and read once. The cache is among `kwargs`, by the
@@ -356,7 +363,7 @@ class ReLUFormerAttention(nn.Module):
         output = self.out_proj(output).view(batch, queries, features)
         if weights is not None and weights.shape[0] != batch:
             weights = weights.unflatten(2, (-1, queries)).transpose(1, 2).flatten(0, 1)
-        return output, weights, tuple(statistics) if statistics and statistics[0] is not None else ()
+        return output, weights, tuple(statistics) or (None, None)
 
     def row_scale(self, context: AttentionContext) -> Tensor | None:
         """r_i, (batch, 1 or heads, queries), see `AttentionContext`."""
@@ -472,8 +479,8 @@ class ReLUFormerMLP(nn.Module):
         return update if row_weight is None else (update, activation_norms(activated, row_weight))
 
 
-# Of a layer: hidden states, norms of its FFN, and, where statistics are wanted, S and T of the rows of each of its attentions,
-# (batch, heads, queries) each. Not nested: reentrant checkpointing differentiates no tensor of an inner tuple.
+# Of a layer: hidden states, norms of its FFN, and S and T of the rows of each of its attentions, (batch, heads, queries) each, or
+# None where they are not wanted. Not nested: reentrant checkpointing differentiates no tensor of an inner tuple.
 LayerOutput = tuple[Tensor | None, ...]
 
 
@@ -552,31 +559,60 @@ def join_sums(parts: Iterable[Tensor | None]) -> Tensor | None:
 
 
 def run_layers(
-    layers: Iterable[nn.Module], hidden_states: Tensor, *arguments: Any, **options: Any
+    layers: Iterable[nn.Module],
+    hidden_states: Tensor,
+    context: AttentionContext,
+    encoder_hidden_states: Tensor | None = None,
+    cross_context: AttentionContext | None = None,
+    **options: Any,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """hidden_states (batch, length, features) through all layers → the same, `attention_sums` and `ffn_norms` of them all."""
-    rows, norms = [], []
-    for layer in layers:
-        hidden_states, layer_norms, *layer_rows = layer(hidden_states, *arguments, **options)
+    """hidden_states (batch, length, features) through all layers → the same, `attention_sums` and `ffn_norms` of them all.
+
+    Where there is a `cross_context`, each layer has a cross-attention to the `encoder_hidden_states` behind its self-attention.
+    """
+    layers = list(layers)
+    kinds = [context] if cross_context is None else [context, cross_context]
+    rows: list[list[tuple[Tensor | None, Tensor | None]]] = [[] for _ in kinds]
+    norms = []
+    for index, layer in enumerate(layers):
+        self_context, *others = (each.for_module(kind * len(layers) + index) for kind, each in enumerate(kinds))
+        source = [encoder_hidden_states, *others] if others else []
+        hidden_states, layer_norms, *statistics = layer(hidden_states, self_context, *source, **options)
         norms.append(layer_norms)
-        rows.append(layer_rows)
-    contexts = [item for item in arguments if isinstance(item, AttentionContext)]
-    # one kind of attention after the other, so that the modules of a kind, which share their shape, are computed at once
-    stacked = [
-        None if parts[0] is None else torch.stack([part.to(parts[0].device) for part in parts])
-        for parts in zip(*rows, strict=True)
-    ]
-    sums = [
-        module_sums(
-            row_sum,
-            row_sum_log,
-            context.visible_keys.to(row_sum.device),
-            context.measured.row_weight.to(row_sum.device),
-            entropy_margin=context.entropy_margin,
-        )
-        for context, row_sum, row_sum_log in zip(contexts, stacked[::2], stacked[1::2], strict=False)
-    ]
+        for kind, of_kind in enumerate(rows):
+            of_kind.append((statistics[2 * kind], statistics[2 * kind + 1]))
+    sums = [_sums_of_kind(each, of_kind) for each, of_kind in zip(kinds, rows, strict=True)]
     return hidden_states, join_sums(sums), join_sums(norms)
+
+
+def _sums_of_kind(context: AttentionContext, rows: Sequence[tuple[Tensor | None, Tensor | None]]) -> Tensor | None:
+    """`module_sums` of the modules of one kind of attention, which share their shape and are computed at once, (modules, 5).
+
+    rows: S and T of each module, None where they were not wanted; the sums of such a module are 0. None where no module was to
+    be measured.
+    """
+    if context.measured is None or context.measured.statistics == "none":
+        return None
+    taken = [index for index, (row_sum, _) in enumerate(rows) if row_sum is not None]
+    if not taken:
+        return None if context.measured.sample is None else context.visible_keys.new_zeros(len(rows), 5)
+    device = rows[taken[0]][0].device
+
+    def stacked(parts: Iterable[Tensor]) -> Tensor:
+        return torch.stack([part.to(device) for part in parts])
+
+    has_entropy = rows[taken[0]][1] is not None
+    sums = module_sums(
+        stacked(rows[index][0] for index in taken),
+        stacked(rows[index][1] for index in taken) if has_entropy else None,
+        context.visible_keys.to(device),
+        context.measured.row_weight.to(device),
+        entropy_margin=context.entropy_margin,
+    )
+    if len(taken) == len(rows):
+        return sums
+    of_all = iter(sums)
+    return torch.stack([next(of_all) if index in taken else torch.zeros_like(sums[0]) for index in range(len(rows))])
 
 
 # What Transformers names like this is part of the input: without it the result is another one.
@@ -709,8 +745,15 @@ class AttentionPreTrainedModel(PreTrainedModel):
         scheduled = self.scheduled_ffn_l1_weight
         return self.config.ffn_l1_weight if scheduled is None else scheduled
 
-    def _measured(self, row_weight: Tensor) -> Measured:
-        return Measured(row_weight, self._statistics(), self.ffn_l1_weight > 0)
+    def _draw_modules(self) -> ModuleSample | None:
+        """Whose regulariser a pass with labels computes; None: that of all attention modules."""
+        config = self.config
+        if not self.training or config.regularization_share == 1 or config.regularization_weight == 0:
+            return None
+        return ModuleSample.draw(config.regularization_share, config.attention_modules)
+
+    def _measured(self, row_weight: Tensor, sample: ModuleSample | None, first_module: int = 0) -> Measured:
+        return Measured(row_weight, self._statistics(), self.ffn_l1_weight > 0, sample, first_module)
 
     def _losses(self, loss_sum: Tensor, items: Tensor | int, outputs: LayerSums) -> dict[str, Tensor]:
         """As `regularized_loss`, of what the layers have returned."""
@@ -722,6 +765,7 @@ class AttentionPreTrainedModel(PreTrainedModel):
             outputs.attention_sums,
             statistics=self._statistics(),
             regularization_weight=self.config.regularization_weight,
+            regularization_share=self.config.regularization_share if self.training else 1.0,
             ffn_norms=outputs.ffn_norms,
             ffn_l1_weight=self.ffn_l1_weight if counts else 0.0,
         )

@@ -9,12 +9,18 @@ An item is a target token, or an image. L_reg(b) is the mean over attention modu
 of sentence b. A dead row (S_i = 0) contributes 0 with gradient 0, and stays in the denominator of every mean. With
 N = `num_items_in_batch` the result does not depend on how a batch is cut into steps and processes.
 
+Where `regularization_share` is below 1, a pass in training takes L_reg of a random share of the attention modules (see
+`ModuleSample`) and divides their sum by the share: the loss and its gradient are right in the mean over the draws, and the others
+need neither S nor T.
+
 Where `ffn_l1_weight` is set, ffn_l1_weight · sum_b L1(b) · items_b is a third term of the sum: L1(b) is the mean over the
 feed-forward networks of the mean over the real rows of sentence b of ‖a‖₁, the sum of their activations' magnitudes.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import dataclass
 
 import torch
@@ -45,16 +51,47 @@ class LossParts:
 
 
 @dataclass(frozen=True)
+class ModuleSample:
+    """The attention modules whose regulariser one pass in training computes, spread evenly over the model.
+
+    Module m of M is taken where m · share + offset and (m + 1) · share + offset lie on two sides of a whole number, with one
+    offset drawn from [0, 1) for the pass: each module with probability `share`, and always about share · M of them.
+    For example share = 1/4 and M = 9: every fourth module, from one of the first four on, which makes two modules or three.
+
+    taken: of each module, in the order of the model's figures: all of the encoder, the self-attentions of the decoder, and its
+    cross-attentions.
+    """
+
+    taken: tuple[bool, ...]
+
+    @classmethod
+    def draw(cls, share: float, modules: int) -> ModuleSample:
+        """By one number of torch's generator of the CPU, which checkpoints of a training keep."""
+        offset = torch.rand((), dtype=torch.float64).item()
+        steps = [math.floor(offset + share * module) for module in range(modules + 1)]
+        return cls(tuple(after > before for before, after in itertools.pairwise(steps)))
+
+
+@dataclass(frozen=True)
 class Measured:
     """What a pass with labels measures in a stack of layers, for its loss.
 
     row_weight: (batch, queries), see `row_weights`. statistics: of the rows of attention, "none", "sum" or "sum+entropy".
-    ffn_norms: whether the `activation_norms` of the feed-forward networks, too.
+    ffn_norms: whether the `activation_norms` of the feed-forward networks, too. sample: of which attention modules the statistics
+    are taken; None: of all. first_module: the number in `sample` of the first module of the stack.
     """
 
     row_weight: Tensor
     statistics: str
     ffn_norms: bool
+    sample: ModuleSample | None = None
+    first_module: int = 0
+
+    def takes(self, module: int) -> bool:
+        """Whether the statistics of this module of the stack are wanted."""
+        if self.statistics == "none":
+            return False
+        return self.sample is None or self.sample.taken[self.first_module + module]
 
 
 def row_entropy(row_sum: Tensor, row_sum_log: Tensor) -> Tensor:
@@ -176,6 +213,7 @@ def regularized_loss(
     *,
     statistics: str,
     regularization_weight: float,
+    regularization_share: float = 1.0,
     ffn_norms: Tensor | None = None,
     ffn_l1_weight: float = 0.0,
 ) -> dict[str, Tensor]:
@@ -183,6 +221,7 @@ def regularized_loss(
 
     loss_sum: scalar, of the items here, without regulariser. items: N, their number in the whole update. sums: (modules, 5), see
     `module_sums`; None where the attention gives no statistics. statistics: which of them were asked for, see `Measured`.
+    regularization_share: the probability with which each module was taken; the sums of the others are 0.
     ffn_norms: (FFNs,), see `activation_norms`; None: no L1 term.
     """
     items = torch.as_tensor(items, device=loss_sum.device).clamp_min(1)
@@ -194,7 +233,10 @@ def regularized_loss(
         rows = rows.clamp_min(1)
         found |= {"attention_sum": row_sum / rows, "dead_row_fraction": dead / rows}
         if statistics == "sum+entropy":
-            found |= {"regularization": sums[:, 0].mean() / items, "attention_entropy": entropy / rows}
+            found |= {
+                "regularization": sums[:, 0].mean() / (items * regularization_share),
+                "attention_entropy": entropy / rows,
+            }
             if regularization_weight:
                 found["loss"] = found["loss"] + regularization_weight * found["regularization"]
     if ffn_norms is not None:

@@ -249,7 +249,7 @@ class ReLUFormerForCausalLM(ReLUFormerDecoderPreTrainedModel, GenerationMixin):
                 segment_ids = packed_segments(position_ids, attention_mask, cache)
             labels = next_token_labels(labels, segment_ids) if shift_labels is None else shift_labels
             # each row that predicts a label counts as that one label
-            measured = self._measured((labels != IGNORED_LABEL).to(wide(self.dtype)))
+            measured = self._measured((labels != IGNORED_LABEL).to(wide(self.dtype)), self._draw_modules())
         outputs = self.model(
             input_ids,
             attention_mask=attention_mask,

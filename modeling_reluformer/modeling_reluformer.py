@@ -501,7 +501,11 @@ class ReLUFormerForConditionalGeneration(SharedSources, ReLUFormerPreTrainedMode
             require_same_batch(source, labels)
             dtype = wide(self.dtype)
             rows = sentence_rows(labels, attention_mask, source.shape[1], segment_ids, decoder_segment_ids, dtype)
-            measured = tuple(map(self._measured, rows))
+            sample = self._draw_modules()
+            measured = (
+                self._measured(rows[0], sample),
+                self._measured(rows[1], sample, first_module=self.config.encoder_layers),
+            )
         elif self.training and cache is None:
             self._warn_about_missing_labels()
         outputs = self.model(

@@ -206,7 +206,7 @@ class ReLUFormerForImageClassification(ReLUFormerVisionPreTrainedModel):
         measured = None
         if labels is not None:
             counted = torch.ones_like(labels) if labels.is_floating_point() else labels != IGNORED_LABEL
-            measured = self._measured(counted.view(len(labels), -1)[:, 0].float())
+            measured = self._measured(counted.view(len(labels), -1)[:, 0].float(), self._draw_modules())
         elif self.training:
             self._warn_about_missing_labels()
         outputs = self.model(

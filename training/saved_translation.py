@@ -171,7 +171,11 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "dtype": lambda value: value in ("float32", "bfloat16", "float16"),
     **dict.fromkeys(("architectures", "transformers_version"), _is_any),
 }
-_OPTIONAL_FIELDS: dict[str, Callable[[Any], bool]] = {"auto_map": lambda value: isinstance(value, dict)}
+# `regularization_share` is younger than the models that ship.
+_OPTIONAL_FIELDS: dict[str, Callable[[Any], bool]] = {
+    "auto_map": lambda value: isinstance(value, dict),
+    "regularization_share": lambda value: _is_number(value) and 0 < value <= 1,
+}
 
 
 def _has_known_fields(config: _Settings) -> bool:
@@ -184,10 +188,12 @@ def _is_sound(config: _Settings) -> bool:
     """Whether the fields go together."""
     is_softmax = config.attention_activation == "softmax"
     tokens = config.pad_token_id, config.bos_token_id, config.decoder_start_token_id
+    attentions = config.encoder_layers + 2 * config.decoder_layers
     return (
         all(config.d_model % heads == 0 for heads in (config.encoder_attention_heads, config.decoder_attention_heads))
         and (config.attention_scaling == "none" or not is_softmax)
         and (config.regularization_weight == 0 or not is_softmax)
+        and getattr(config, "regularization_share", 1) * attentions >= 1
         and (config.attention_scaling == "variance" or not config.attention_gamma_learnable)
         and all(token is None or token < config.vocab_size for token in tokens)
         and config.max_position_embeddings <= _MOST_POSITIONS

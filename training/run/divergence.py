@@ -87,9 +87,11 @@ class DivergenceWatch(TrainerCallback):
         self._dead_and_rows = 0
         # Means over the heads: the last digit may be rounded.
         indices = torch.nonzero((rows > 0) & (dead >= rows * (1 - 1e-6))).flatten().tolist()
-        # In the order of the model's figures: encoder, then each decoder layer's self and cross.
+        # In the order of the model's figures: the encoder, then all self-attentions of the decoder, then its cross-attentions.
         model = self._trainer.accelerator.unwrap_model(self._trainer.model).base_model
-        names = [name for name, _ in model.named_modules() if name.endswith(("self_attn", "encoder_attn"))]
+        names = [
+            name for kind in ("self_attn", "encoder_attn") for name, _ in model.named_modules() if name.endswith(kind)
+        ]
         return [names[index] for index in indices]
 
     def _found(self, reason: str, *, first: bool) -> None:

@@ -29,7 +29,7 @@ def watched(folder, on_divergence, model=None, **arguments):
 
 def model_with_a_dead_module():
     """Cross-attention whose every score is negative, whatever comes in."""
-    model = tiny_model(encoder_layers=2)
+    model = tiny_model(encoder_layers=2, decoder_layers=2)
     attention = model.model.decoder.layers[0].encoder_attn
     with torch.no_grad():
         for projection, value in ((attention.q_proj, 1.0), (attention.k_proj, -1.0)):
