@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import sentencex
@@ -27,7 +28,8 @@ class Sentences(NamedTuple):
 def split_sentences(text: str, language: str | None = None) -> Sentences:
     """The sentences of a text by the rules of `sentencex`; a line break ends one, too.
 
-    What has no letter and no digit, such as a rule of dashes, is no sentence and counts as white space.
+    What has no letter and no digit, such as a rule of dashes, is no sentence and counts as white space. A full stop within a word
+    ends none: www.Example.Com and ASP.NET stay whole.
 
     Args:
         language: code of ISO 639; None, or one without rules of its own: English ones.
@@ -36,7 +38,7 @@ def split_sentences(text: str, language: str | None = None) -> Sentences:
     for line in text.splitlines(keepends=True):
         end = 0
         # sentencex 1.0.32 panics at spaces of several bytes (such as a no-break space) around the point of an initial
-        for segment in sentencex.segment(language or USUAL_LANGUAGE, _WHITE_SPACE.sub(" ", line)):
+        for segment in _whole_words(sentencex.segment(language or USUAL_LANGUAGE, _WHITE_SPACE.sub(" ", line))):
             start, end = end, end + len(segment)
             segment = line[start:end]
             if not any(map(str.isalnum, segment)):
@@ -48,6 +50,17 @@ def split_sentences(text: str, language: str | None = None) -> Sentences:
             sentences.append(sentence)
             spaces.append(behind)
     return Sentences(sentences, spaces)
+
+
+def _whole_words(segments: Iterable[str]) -> list[str]:
+    """The segments, of which one that begins within a word is joined to the one before."""
+    joined: list[str] = []
+    for segment in segments:
+        if joined and joined[-1].endswith(".") and segment[0].isalnum():
+            joined[-1] += segment
+        else:
+            joined.append(segment)
+    return joined
 
 
 def source_language(tokenizer: Any) -> str | None:

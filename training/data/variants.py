@@ -75,7 +75,7 @@ def vary(source: str, target: str, variants: VariantsConfig, generator: np.rando
         return {"source": target, "target": target}
     punctuation, umlauts, quotes, case = generator.random(4)
     if punctuation < variants.no_punctuation:
-        source = source.rstrip(_ENDS) or source
+        source = source.rstrip(_ENDS).rstrip() or source
     if umlauts < variants.umlauts:
         source = source.translate(_UMLAUTS)
     if quotes < variants.quotes:

@@ -34,7 +34,8 @@ def test_no_text_loses_a_character(language):
         ("J.\u00a0R.\u00a0R. Tolkien schrieb. Ja.", ["J.\u00a0R.\u00a0R. Tolkien schrieb.", "Ja."], ["", " ", ""]),
         ("Was?! Ja … Na gut... Doch.", ["Was?!", "Ja … Na gut...", "Doch."], ["", " ", " ", ""]),
         ("„Geh weg!“ Dann ging sie.", ["„Geh weg!“", "Dann ging sie."], ["", " ", ""]),
-        ("Ende.Neu", ["Ende.", "Neu"], ["", "", ""]),
+        ("Ende.Neu? Nein.", ["Ende.Neu?", "Nein."], ["", " ", ""]),
+        ("Siehe www.Example.Com. Und ASP.NET!", ["Siehe www.Example.Com.", "Und ASP.NET!"], ["", " ", ""]),
         ("Eins.\n* * *\nZwei.", ["Eins.", "Zwei."], ["", "\n* * *\n", ""]),
     ],
 )

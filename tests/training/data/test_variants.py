@@ -45,6 +45,19 @@ def test_each_variant_changes_the_source_alone(name, expected, pairs):
     assert varied(pairs, **{name: 1.0})[7] == (expected, TARGETS[7])
 
 
+@pytest.mark.parametrize(("source", "expected"), [("Ça va ?", "Ça va"), ("Ach …", "Ach"), ("...", "..."), ("Ja", "Ja")])
+def test_without_its_punctuation_a_source_has_no_space_at_its_end_and_is_not_empty(source, expected):
+    variants = VariantsConfig(no_punctuation=1.0)
+    assert vary(source, "t", variants, np.random.default_rng(0)) == {"source": expected, "target": "t"}
+
+
+def test_untranslated_and_foreign_pairs_have_their_shares_beside_each_other(pairs):
+    rows = varied(pairs, untranslated=0.5, foreign=0.5)
+    untranslated = sum(source in TARGETS for source, _ in rows)
+    assert all(source == target for source, target in rows)
+    assert abs(untranslated - ROWS / 2) < 4.5 * (ROWS / 4) ** 0.5
+
+
 def test_quotation_marks_become_typographic_or_plain():
     assert typographic_quotes('Er sagt: "Ja." "Was?" Wie geht\'s?') == "Er sagt: „Ja.“ „Was?“ Wie geht’s?"
     generator = np.random.default_rng(0)
