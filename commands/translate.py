@@ -15,7 +15,7 @@ from reluformer.commands.parsing import Parser, add_decoding_options
 from reluformer.configuration.errors import UserError
 from reluformer.training.data.readers import is_unicode, text_file, text_lines
 from reluformer.training.scoring.long_sources import SPLITS
-from reluformer.training.shipped import DEFAULT_MODEL, located
+from reluformer.training.shipped import DEFAULT_MODEL, located, shipped_models
 
 # More lines, or more characters, take longer than one likes to wait without a sign.
 _LINES, _CHARACTERS = 20, 2_000
@@ -39,6 +39,9 @@ def run(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if options.text and options.input:
         raise UserError("translate: give texts or --input, not both")
+    for name in options.text:
+        if name in shipped_models():
+            raise UserError(f"translate: {name!r} is the name of a model, given as a text; write --model {name}")
     if options.output is not None:
         _check_output(options.output, options.input)
     located(options.model)  # refuses a mistyped name before the text is read and torch imported

@@ -209,6 +209,10 @@ no tokenizer
 translate --model no_tokenizer eins
 no_tokenizer: its tokenizer cannot be loaded: there is no tokenizer.json in it: …
 
+the name of a model without --model
+translate tatoeba-en-de "Where is the station?"
+translate: 'tatoeba-en-de' is the name of a model, given as a text; write --model tatoeba-en-de
+
 a tokenizer.json that is cut off
 translate --model cut_tokenizer eins
 cut_tokenizer: its tokenizer cannot be loaded: …
