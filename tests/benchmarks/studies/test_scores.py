@@ -195,6 +195,8 @@ def test_noise_of_the_text_adds_to_that_of_the_seeds_and_is_the_bootstraps_alone
     both = (together.interval(95)[1] - together.interval(95)[0]) / 2
     of_seeds, of_text = 4.3027 * 0.1 / np.sqrt(3), 1.96 * items.std() / 20
     assert max(of_seeds, of_text) < both < of_seeds + of_text
+    turned = compare_means(MEAN, zero, rows[1])
+    assert turned.interval(95) == pytest.approx([-bound for bound in together.interval(95)[::-1]], rel=1e-9)
 
 
 @pytest.mark.parametrize(
