@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from reluformer.configuration.recipe_parser import RECIPES_FOLDER, load_recipe
 from reluformer.training.data.corpus import load_split
 from reluformer.training.run.records import write_json
 from reluformer.training.scoring.metrics import score_translations
+from reluformer.training.shipped import FIGURES_FILE
 from reluformer.training.translation import Translator
 
 Words = tuple[str, ...]
@@ -35,25 +36,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         data = load_recipe(RECIPES_FOLDER / f"{folder.name.replace('-', '_')}.yaml").data
         train, test = (load_split(data, split)[0] for split in ("train", "test"))
         translate = Translator.from_pretrained(folder, device="cpu", split="none")
-        figures = json.loads((folder / ship.FIGURES).read_text(encoding="utf-8"))
+        figures = json.loads((folder / FIGURES_FILE).read_text(encoding="utf-8"))
         pairs = list(test["source"]), list(test["target"])
-        figures["near_training"] = measure(translate, pairs, train["source"])
-        write_json(folder / ship.FIGURES, figures)
+        figures["near_training"] = measure(translate(pairs[0]), pairs, train["source"])
+        write_json(folder / FIGURES_FILE, figures)
         ship.renew_section(folder, figures)
         print(folder, figures["near_training"])
     return 0
 
 
-def measure(
-    translate: Callable[[list[str]], list[str]], test: tuple[list[str], list[str]], training: Iterable[str]
-) -> dict[str, Any]:
+def measure(translations: Sequence[str], test: tuple[list[str], list[str]], training: Iterable[str]) -> dict[str, Any]:
     """Counts, and BLEU on the test sentences that are near and on the others.
 
-    test: sources and references. training: sources.
+    translations: of the test sources. test: sources and references. training: sources.
     """
     sources, references = test
     near = near_ones(sources, training)
-    translations = translate(sources)
     found: dict[str, Any] = {"sentences": len(sources), "near": len(near)}
     for name, is_near in (("near", True), ("others", False)):
         rows = [index for index in range(len(sources)) if (index in near) == is_near]

@@ -10,7 +10,6 @@ changes all sources and no reference. BLEU of lower-cased text, so that a model 
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ import numpy as np
 from benchmarks.markdown import table
 from benchmarks.measurement_file import RESULTS
 from reluformer.configuration.recipe import VariantsConfig
+from reluformer.training.data.readers import text_lines
 from reluformer.training.data.variants import foreign_text, vary
 from reluformer.training.run.records import run_record, write_json
 from reluformer.training.scoring.metrics import score_translations
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     translator = Translator.from_pretrained(options.model, device="cpu", split="none")
     settings = translator.tokenizer.init_kwargs
     sources, references = (
-        _lines(options.corpus / f"val.{settings[name]}.gz")[: options.pairs]
+        list(text_lines(options.corpus / f"val.{settings[name]}.gz"))[: options.pairs]
         for name in ("source_language", "target_language")
     )
     result = {
@@ -97,10 +97,6 @@ def foreign_texts(translator: Callable[..., list[str]]) -> dict[str, int]:
 def _scored(translations: list[str], references: Sequence[str]) -> dict[str, Any]:
     found = score_translations(translations, list(references))
     return {name: value for name, value in found.items() if name.startswith(_SCORES)}
-
-
-def _lines(path: Path) -> list[str]:
-    return gzip.decompress(path.read_bytes()).decode().removesuffix("\n").split("\n")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ Seconds are measured on an idle machine alone; a busy one leaves them out of fig
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import os
 import shutil
@@ -36,13 +35,14 @@ from reluformer.export.running import load_translator
 from reluformer.hub_cards.card import PICTURES, render_card
 from reluformer.hub_cards.space import SYSTEM_OF_GRAPHS
 from reluformer.training.data.corpus import load_split
+from reluformer.training.data.readers import text_lines
 from reluformer.training.loading import load_model_and_tokenizer
 from reluformer.training.run.records import run_record, write_json
 from reluformer.training.run.run_folder import CARD_FILE, RECIPE_FILE
 from reluformer.training.scoring.metrics import score_translations
+from reluformer.training.shipped import FIGURES_FILE
 from reluformer.training.translation import Translator
 
-FIGURES = "figures.json"
 EXAMPLES = {
     "de": ("Wo ist der Bahnhof?", "Ich habe heute leider keine Zeit.", "Kannst du mir bitte helfen?"),
     "en": ("Where is the station?", "I'm sorry, I don't have time today.", "Can you help me, please?"),
@@ -53,7 +53,6 @@ _HEADING, _NEXT_HEADING = "## As it comes with the package\n", "## Limits\n"
 _SECTION = """{heading}
 It was trained on single sentences. `Translator` and `reluformer translate` split a text into them; give Transformers' own classes
 one at a time: several at once are translated worse, without a warning, and so are other languages.
-
 
 Weights in bfloat16: {weights:.1f} MB. They are loaded as float32, by `Translator` and by Transformers' own classes, and were
 measured so. In `onnx/`, graphs with 8-bit weights: {graphs:.1f} MB, which onnxruntime and
@@ -67,7 +66,6 @@ Both models were trained once, with one seed: a difference of a BLEU is within w
 domain than Tatoeba's everyday sentences, and nothing of it was trained on.
 {near_training}
 {seconds}{same}
-
 
 Ten of the {tests:,} test sentences: the one in the middle of each tenth, from the worst tenth to the best by chrF:
 
@@ -99,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             write_model(options.run, folder)
         figures = measure(options.run, options.twin, folder, options.multi30k, idle)
         write_card(options.run, folder, figures)
-    write_json(folder / FIGURES, figures)
+    write_json(folder / FIGURES_FILE, figures)
     print(f"{folder}: {_megabytes(folder.rglob('*')):.1f} MB")
     if not idle:
         print("Other programs were computing on this machine: no seconds were measured. Run it again when it is idle.")
@@ -166,7 +164,9 @@ def measure(run: Path, twin: Path, folder: Path, multi30k: Path, idle: bool) -> 
         "scores": scores,
         "seconds": seconds_of_a_sentence(folder, ours, sources[:_TIMED]) if idle else {},
         "javascript": beside_javascript(folder / "onnx", sources[:_COMPARED], idle),
-        "near_training": near_training.measure(ours, tests["Tatoeba"], load_split(data, "train")[0]["source"]),
+        "near_training": near_training.measure(
+            translated["this model, 5 beams", "Tatoeba"], tests["Tatoeba"], load_split(data, "train")[0]["source"]
+        ),
         "samples": samples(sources, translated["this model, 5 beams", "Tatoeba"], references),
     }
 
@@ -174,7 +174,7 @@ def measure(run: Path, twin: Path, folder: Path, multi30k: Path, idle: bool) -> 
 def measure_graphs(folder: Path, multi30k: Path, idle: bool) -> dict[str, Any]:
     """The figures of a folder, of which those that its files give without the runs are measured anew: the scores of the
     graphs, seconds, and JavaScript beside Python."""
-    figures = json.loads((folder / FIGURES).read_text(encoding="utf-8"))
+    figures = json.loads((folder / FIGURES_FILE).read_text(encoding="utf-8"))
     recipe = figures["recipe"]
     tests = sentences_to_test(load_recipe(RECIPES_FOLDER / f"{recipe}.yaml").data, multi30k)
     sources, _ = tests["Tatoeba"]
@@ -198,7 +198,7 @@ def sentences_to_test(data: DataConfig, multi30k: Path) -> Tests:
     languages = data.source_language, data.target_language
     return {
         "Tatoeba": (list(tatoeba["source"]), list(tatoeba["target"])),
-        "Multi30k": tuple(_lines(multi30k / f"test2016.{language}.gz") for language in languages),
+        "Multi30k": tuple(list(text_lines(multi30k / f"test2016.{language}.gz")) for language in languages),
     }
 
 
@@ -213,10 +213,6 @@ def scores_of(
             translated[system, test] = translate(sources)
             scores.append({"system": system, "test": test, **score_translations(translated[system, test], references)})
     return scores, translated
-
-
-def _lines(path: Path) -> list[str]:
-    return gzip.decompress(path.read_bytes()).decode().removesuffix("\n").split("\n")
 
 
 def seconds_of_a_sentence(folder: Path, translator: Translator, texts: list[str]) -> dict[str, float]:

@@ -39,8 +39,8 @@ def run(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if options.text and options.input:
         raise UserError("translate: give texts or --input, not both")
-    for name in options.text:
-        if name in shipped_models():
+    for name in shipped_models():
+        if name in options.text:
             raise UserError(f"translate: {name!r} is the name of a model, given as a text; write --model {name}")
     if options.output is not None:
         _check_output(options.output, options.input)
@@ -52,8 +52,16 @@ def run(arguments: list[str]) -> int:
 
     from reluformer.training.saved_translation import quick_translator
 
-    names = ("num_beams", "length_penalty", "batch_tokens", "split", "long_sources")
-    names += ("attn_implementation", "device", "compute")
+    names = (
+        "num_beams",
+        "length_penalty",
+        "batch_tokens",
+        "split",
+        "long_sources",
+        "attn_implementation",
+        "device",
+        "compute",
+    )
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     translator = quick_translator(options.model, **given)
     if translator is None:

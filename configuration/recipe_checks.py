@@ -41,10 +41,16 @@ _LEAST = {
     "neftune_noise_alpha": 0,
     "seed": 0,
     "data_seed": 0,
+    "gradient_accumulation_steps": 1,
+    "per_device_eval_batch_size": 1,
+    "dataloader_num_workers": 0,
+    "dataloader_prefetch_factor": 1,
+    "logging_steps": 0,
+    "save_steps": 0,
+    "eval_steps": 0,
+    "eval_delay": 0,
+    "save_total_limit": 0,
 }
-_LEAST |= {"gradient_accumulation_steps": 1, "per_device_eval_batch_size": 1}
-_LEAST |= {"dataloader_num_workers": 0, "dataloader_prefetch_factor": 1}
-_LEAST |= {"logging_steps": 0, "save_steps": 0, "eval_steps": 0, "eval_delay": 0, "save_total_limit": 0}
 _LARGEST_SEED = 2**32 - 1  # of numpy's generator
 # What Transformers writes for a token, and so stands in the recipe of a run.
 _HIDDEN_TOKEN = "<HUB_TOKEN>"

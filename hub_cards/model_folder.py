@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -147,7 +146,7 @@ class ModelFolder:
     @cached_property
     def lowercases(self) -> bool:
         """Whether the tokenizer lower-cases."""
-        tokenizer = json.loads(self._text("tokenizer.json")) if self.has("tokenizer.json") else {}
+        tokenizer = self._json("tokenizer.json") if self.has("tokenizer.json") else {}
         normalizer = tokenizer.get("normalizer") or {}
         return any(part.get("type") == "Lowercase" for part in [normalizer, *normalizer.get("normalizers", [])])
 
@@ -156,9 +155,10 @@ class ModelFolder:
 
     def read(self, name: str) -> Any:
         """A JSON file of the folder without secrets and paths, {} without it; a `UserError` where it is damaged."""
-        if not self.has(name):
-            return {}
-        return public_values(read_json(self.path / name, instead="restore it, or delete it"))
+        return public_values(self._json(name)) if self.has(name) else {}
+
+    def _json(self, name: str) -> Any:
+        return read_json(self.path / name, instead="restore it, or delete it")
 
     def _text(self, name: str) -> str:
         return (self.path / name).read_text(encoding="utf-8")

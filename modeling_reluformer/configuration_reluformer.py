@@ -53,8 +53,16 @@ def require_attention_implementation(attention_activation: str, attn_implementat
 
 # Arguments of every configuration of Transformers that are not among its fields.
 _OF_ANY_CONFIGURATION = {
-    *("_attn_implementation", "attn_implementation", "experts_implementation", "torch_dtype", "name_or_path"),
-    *("output_attentions", "sep_token_id", "auto_map", "quantization_config", "per_layer_config"),
+    "_attn_implementation",
+    "attn_implementation",
+    "auto_map",
+    "experts_implementation",
+    "name_or_path",
+    "output_attentions",
+    "per_layer_config",
+    "quantization_config",
+    "sep_token_id",
+    "torch_dtype",
 }
 
 # Of a number in a configuration: what must hold, and how that is said.

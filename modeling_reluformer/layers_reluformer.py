@@ -194,7 +194,7 @@ class AttentionContext:
 
     def for_module(self, module: int) -> "AttentionContext":
         """The same for one attention of the stack: without statistics where the pass does not take its regulariser."""
-        if self.measured is None or self.measured.sample is None or self.measured.takes(module):
+        if self.measured is None or self.measured.takes(module):
             return self
         return replace(self, measured=replace(self.measured, statistics="none"))
 
@@ -588,14 +588,14 @@ def run_layers(
 def _sums_of_kind(context: AttentionContext, rows: Sequence[tuple[Tensor | None, Tensor | None]]) -> Tensor | None:
     """`module_sums` of the modules of one kind of attention, which share their shape and are computed at once, (modules, 5).
 
-    rows: S and T of each module, None where they were not wanted; the sums of such a module are 0. None where no module was to
-    be measured.
+    rows: S and T of each module, None where they were not wanted; the sums of such a module are 0. None where no statistics were
+    wanted at all.
     """
     if context.measured is None or context.measured.statistics == "none":
         return None
     taken = [index for index, (row_sum, _) in enumerate(rows) if row_sum is not None]
     if not taken:
-        return None if context.measured.sample is None else context.visible_keys.new_zeros(len(rows), 5)
+        return context.visible_keys.new_zeros(len(rows), 5)
     device = rows[taken[0]][0].device
 
     def stacked(parts: Iterable[Tensor]) -> Tensor:
@@ -611,8 +611,7 @@ def _sums_of_kind(context: AttentionContext, rows: Sequence[tuple[Tensor | None,
     )
     if len(taken) == len(rows):
         return sums
-    of_all = iter(sums)
-    return torch.stack([next(of_all) if index in taken else torch.zeros_like(sums[0]) for index in range(len(rows))])
+    return sums.new_zeros(len(rows), 5).index_copy(0, torch.tensor(taken, device=device), sums)
 
 
 # What Transformers names like this is part of the input: without it the result is another one.

@@ -88,9 +88,7 @@ class Measured:
     first_module: int = 0
 
     def takes(self, module: int) -> bool:
-        """Whether the statistics of this module of the stack are wanted."""
-        if self.statistics == "none":
-            return False
+        """Whether the pass takes the statistics of this module of the stack."""
         return self.sample is None or self.sample.taken[self.first_module + module]
 
 

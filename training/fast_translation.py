@@ -42,10 +42,19 @@ _OPTIONS = {
 }
 # At these values they change nothing. A model that Transformers' Trainer has saved names all of them.
 _NEUTRAL = {
-    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "temperature", "top_p", "typical_p"), 1.0),
-    **{"num_return_sequences": 1, "num_beam_groups": 1, "top_k": 50},
-    **{"num_assistant_tokens": 20, "num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.4},
-    **{"assistant_lookbehind": 10, "target_lookbehind": 10},
+    "repetition_penalty": 1.0,
+    "encoder_repetition_penalty": 1.0,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "typical_p": 1.0,
+    "top_k": 50,
+    "num_return_sequences": 1,
+    "num_beam_groups": 1,
+    "num_assistant_tokens": 20,
+    "num_assistant_tokens_schedule": "constant",
+    "assistant_confidence_threshold": 0.4,
+    "assistant_lookbehind": 10,
+    "target_lookbehind": 10,
 }
 _NEVER = -1.0e9  # the score of a hypothesis that must not be chosen, as in Transformers
 

@@ -144,7 +144,8 @@ def train(recipe: Mapping[str, Any], folder: Path) -> None:
     record = {
         **run_record(None, recipe["name"], arguments.seed),
         **{"updates": trainer.state.global_step, "epochs": trainer.state.epoch, "processes": arguments.world_size},
-        **{"parameters": trainer.model.num_parameters(), "precision": precision_of(arguments)},
+        "parameters": trainer.model.num_parameters(),
+        "precision": precision_of(arguments),
         **{"diverged": watch.divergence, "dead_modules": watch.dead_modules, "exploded": watch.exploded},
     }
     write_json(folder / RECORD_FILE, record)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from reluformer import Translator
-from reluformer.training.shipped import DEFAULT_MODEL, MODELS
+from reluformer.training.shipped import DEFAULT_MODEL, FIGURES_FILE, MODELS
 
 from ..conftest import demo_tokenizer, tiny_model
 
@@ -74,7 +74,7 @@ def test_near_sentences_are_scored_apart_and_the_card_says_it(tmp_path):
         "Niemand hat gestern so viele Bücher gelesen wie ich",
         "Wir haben heute leider überhaupt keine Zeit für dich",
     ]
-    found = near_training.measure(lambda texts: texts, (near + far, [*near, "no", "no"]), [" ".join(words)])
+    found = near_training.measure(near + far, (near + far, [*near, "no", "no"]), [" ".join(words)])
     assert (found["sentences"], found["near"]) == (5, 3)
     assert found["bleu_near"] == pytest.approx(100) and found["bleu_others"] < 1
     text = ship.near_training_words({"near_training": found})
@@ -94,7 +94,7 @@ def test_the_card_of_a_model_that_comes_with_the_package_follows_from_its_figure
     if not (MODELS / name / "onnx").is_dir():
         pytest.skip(f"{MODELS / name / 'onnx'} is not there: a clone has it, and a wheel does not")
     card = (MODELS / name / "README.md").read_text(encoding="utf-8")
-    figures = json.loads((MODELS / name / ship.FIGURES).read_text(encoding="utf-8"))
+    figures = json.loads((MODELS / name / FIGURES_FILE).read_text(encoding="utf-8"))
     assert ship.section(MODELS / name, figures) in card
 
 
@@ -125,7 +125,7 @@ def test_the_graphs_of_a_folder_are_made_and_measured_anew(folder, figures, monk
     of_graphs = [each | {"system": ship.SYSTEM_OF_GRAPHS} for each in others]
     record = dict.fromkeys(("command", "date", "git_commit", "git_dirty", "seed", "versions"), "before")
     before = figures | record | {"recipe": "tatoeba_de_en", "scores": [*others, *of_graphs]}
-    (folder / ship.FIGURES).write_text(json.dumps(before))
+    (folder / FIGURES_FILE).write_text(json.dumps(before))
     (folder / "README.md").write_text(f"top\n{ship._HEADING}\nold\n{ship._NEXT_HEADING}below\n")
     (folder / "onnx" / "encoder_model.onnx").write_bytes(b"damaged")
     tests = {test: (["eins", "zwei"], ["one", "two"]) for test in ("Tatoeba", "b")}
@@ -133,7 +133,7 @@ def test_the_graphs_of_a_folder_are_made_and_measured_anew(folder, figures, monk
     monkeypatch.setattr(javascript, "INSTALLED", folder / "none")
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     assert ship.main(["--output", str(folder)]) == 0
-    after = json.loads((folder / ship.FIGURES).read_text())
+    after = json.loads((folder / FIGURES_FILE).read_text())
     assert after["scores"][:2] == others
     assert [(each["test"], each["bleu"] == SCORES["bleu"]) for each in after["scores"][2:]] == [
         ("Tatoeba", False),

@@ -11,7 +11,7 @@ from reluformer import (
     ReLUFormerVisionConfig,
 )
 from reluformer.modeling_reluformer.layers_reluformer import ReLUFormerAttention
-from reluformer.modeling_reluformer.loss_reluformer import ModuleSample
+from reluformer.modeling_reluformer.loss_reluformer import ModuleSample, module_sums
 
 from ..conftest import random_tokens, tiny_model
 from .test_loss import NO_DROPOUT, unequal_batch
@@ -113,6 +113,16 @@ def test_only_the_modules_drawn_compute_statistics(implementation, monkeypatch):
         torch.testing.assert_close(evaluation[name], whole[name], rtol=0, atol=0)
 
 
+def test_the_sums_of_a_module_stand_at_its_number(monkeypatch):
+    model, batch = made(translation, 0.5)
+    seen = []
+    model.model.register_forward_hook(lambda module, inputs, output: seen.append(output.attention_sums))
+    drawing(monkeypatch, 0.0)  # the second of every two
+    model(**batch)
+    rows = seen[0][:, 4]
+    assert (rows > 0).tolist() == [False, True] * 3
+
+
 def test_the_figures_of_a_pass_are_means_over_the_modules_drawn(monkeypatch):
     model, batch = made(language, 0.5)
     seen = []
@@ -120,8 +130,6 @@ def test_the_figures_of_a_pass_are_means_over_the_modules_drawn(monkeypatch):
         "reluformer.modeling_reluformer.layers_reluformer.module_sums",
         lambda row_sum, *args, **options: seen.append(row_sum.detach()) or module_sums(row_sum, *args, **options),
     )
-    from reluformer.modeling_reluformer.loss_reluformer import module_sums
-
     output = model(**batch)
     torch.testing.assert_close(output.attention_sum, seen[0][:, :, :, :-1].mean())  # the last position predicts nothing
     assert len(seen[0]) == 3

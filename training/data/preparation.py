@@ -85,8 +85,10 @@ _LOOKED_AT = 10_000  # pairs
 
 def _tell_of_tokenized_text(recipe: Recipe, pairs: datasets.Dataset) -> None:
     """Of entities alone: without them, the usual BLEU of tokenised text is hardly another one."""
+    if recipe.data.text != "plain":
+        return
     traces = MosesTraces.of(pairs.select(range(min(_LOOKED_AT, len(pairs))))["target"])
-    if recipe.data.text == "plain" and traces.are_tokenized and traces.entities:
+    if traces.are_tokenized and traces.entities:
         say(
             f"train: Moses seems to have tokenised the target ({traces}), and data.text says plain: BLEU will be too high; set "
             "data.text: moses"

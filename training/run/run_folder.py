@@ -97,11 +97,10 @@ def is_finished(folder: Path) -> bool:
 
 def read_record(folder: Path) -> dict[str, Any]:
     """The training record of a run; {} without it. A `UserError` where it is damaged."""
-    path, instead = (
-        folder / RECORD_FILE,
-        "restore it, or remove it: the command of the training writes it anew",
-    )
-    return read_json(path, instead=instead) if path.is_file() else {}
+    path = folder / RECORD_FILE
+    if not path.is_file():
+        return {}
+    return read_json(path, instead="restore it, or remove it: the command of the training writes it anew")
 
 
 def write_recipe(recipe: Recipe) -> None:
