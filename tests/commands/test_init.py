@@ -103,7 +103,8 @@ def test_plain_text_with_spaces_before_some_marks_and_with_entities_is_no_text_o
     french = MosesTraces.of(["Quoi ? Oui !", "« Non », dit-il ; et voilà : rien."])
     of_the_web = MosesTraces.of(["It&apos;s R&amp;B, he says."] * 3)
     numbers = MosesTraces.of(["3.5 , 4", "a . b", "Etc."])  # two of three
-    assert [each.are_tokenized for each in (french, of_the_web, numbers)] == [False, False, True]
+    half = MosesTraces.of(["3.5 , 4", "a.", "Etc.", "b ."])
+    assert [each.are_tokenized for each in (french, of_the_web, numbers, half)] == [False, False, True, False]
     assert (french.marked, of_the_web.entities, MosesTraces.of(["eins"]).are_tokenized) == (1, 3, False)
 
 

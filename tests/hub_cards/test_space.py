@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 import torch
 import torch.hub
-from huggingface_hub import metadata_load
+from huggingface_hub import EvalResult, ModelCardData, metadata_load
 
 from reluformer.commands import main as cli
 from reluformer.configuration.errors import UserError
@@ -135,6 +135,9 @@ def test_the_quality_of_a_run_is_the_headline_of_its_card(tmp_path):
     shutil.copy(run / "evaluation.test.json", run / "evaluation.dev.json")
     change(run / "evaluation.dev.json", bleu=11.0, split="dev")
     assert quality(22.2) == "often wrong: BLEU (sacreBLEU) 22 on little test (test)"
+    other = EvalResult("translation", "test", "little test", metric_type="loss", metric_value=2.0, metric_name="Loss")
+    (run / "README.md").write_text(f"---\n{ModelCardData(model_name='a', eval_results=[other])}\n---\n")
+    assert space.quality_of(run) == "Loss 2 on little test"
     (run / "README.md").write_text("---\nlicense: mit\n---\n")
     assert space.quality_of(run) == "no score of it is known here"
 

@@ -198,6 +198,14 @@ def test_what_is_not_computed_here_goes_to_generate_and_is_said(fields, options,
     assert lines == [f"translated by `generate`{how}: {words}." for how in (" in float32, not int8", "")]
 
 
+def test_calls_with_options_say_once_what_is_not_computed_here(caplog):
+    tokenizer = demo_tokenizer(200)
+    translator = Translator(tiny_model(attention_qk_norm=True, vocab_size=len(tokenizer)), tokenizer, max_new_tokens=2)
+    for num_beams in (1, 2):
+        translator("eins", num_beams=num_beams)
+    assert caplog.text.count("translated by `generate`") == 1
+
+
 def test_a_model_that_the_trainer_of_transformers_has_saved_is_computed_here():
     """It names every option of `generate`, at the value that changes nothing."""
     model = tiny_model(activation_function="relu")

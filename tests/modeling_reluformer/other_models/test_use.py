@@ -347,6 +347,16 @@ def test_it_may_be_called_again(caplog):
     assert not caplog.text
 
 
+def test_it_may_be_called_again_on_a_model_of_several_parts(caplog):
+    """Each part has a config of its own, which holds the settings of the first call."""
+    vision = {**SMALL, "image_size": 32, "patch_size": 8}
+    model = transformers.CLIPModel(transformers.CLIPConfig(text_config=SMALL, vision_config=vision)).eval()
+    for gamma in (2.0, 4.0):
+        use_relu_attention(model, gamma=gamma)
+        assert model.config.text_config.reluformer["gamma"] == model.config.vision_config.reluformer["gamma"] == gamma
+    assert not caplog.text
+
+
 @pytest.mark.parametrize("family", COMPUTED)
 def test_other_families_are_computed_without_a_warning(family, caplog):
     config = COMPUTED[family]

@@ -1,8 +1,10 @@
 """bfloat16 on a processor that computes it in software: said once, before the first update."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from reluformer.training.run import precision
 
@@ -28,3 +30,10 @@ def test_a_training_in_bfloat16_says_once_that_it_is_slow(tmp_path, monkeypatch,
         trainer.train()
     assert at_first_update[0] == warned == caplog.text.count("train in float32 (--training.bf16 false)")
     assert precision.precision_of(trainer.args) == ("bfloat16" if asked else "float32")
+
+
+@pytest.mark.parametrize(("process_index", "warnings"), [(0, 1), (1, 0)])
+def test_of_several_processes_the_main_one_says_it(monkeypatch, caplog, process_index, warnings):
+    monkeypatch.setattr(precision, "cpu_features", lambda: set())
+    precision.warn_of_slow_bfloat16(SimpleNamespace(bf16=True, device=torch.device("cpu"), process_index=process_index))
+    assert len(caplog.records) == warnings
