@@ -134,7 +134,8 @@ def page(result: dict[str, Any]) -> str:
     commit, minutes = (result["git_commit"] or "unknown")[:12], sum(row["seconds"] for row in result["faults"]) / 60
     lines += [
         *([""] if others else []),
-        f"Last run: `{result['command']}` (what `--only` leaves out keeps its result), {result['date'][:10]}, commit {commit}. "
+        f"Last run: `{result['command']}` (what `--only` and `--new` leave out keeps its result), {result['date'][:10]}, "
+        f"commit {commit}. "
         f"{minutes:.0f} minutes of one core with faults planted, of {machine['cpu']}, torch {versions['torch']}, "
         f"Transformers {versions['transformers']}, Python {machine['python']}.",
     ]
@@ -144,6 +145,7 @@ def page(result: dict[str, Any]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="expression that the file is searched for; others' results stay")
+    parser.add_argument("--new", action="store_true", help="those without a result; others' results stay")
     parser.add_argument("--root", type=Path, default=ROOT, help="of the repository")
     options = parser.parse_args()
     os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TRITON_INTERPRET"), "1")
@@ -157,9 +159,15 @@ def main() -> int:
     groups = yaml.safe_load((options.root / FAULTS).read_text(encoding="utf-8"))
     planted = [(group["file"], *fault) for group in groups for fault in group["faults"]]
     output, rows = options.root / RESULT, {}
-    if options.only and output.is_file():
+    if (options.only or options.new) and output.is_file():
         rows = {key_of(row): row for row in json.loads(output.read_text(encoding="utf-8"))["faults"]}
-    for row in try_faults(options.root, [group for group in groups if re.search(options.only, group["file"])]):
+    tried = [
+        {**group, "faults": faults}
+        for group in groups
+        if re.search(options.only, group["file"])
+        and (faults := [each for each in group["faults"] if not options.new or (group["file"], *each) not in rows])
+    ]
+    for row in try_faults(options.root, tried):
         rows[key_of(row)] = row
     # Only now: what is imported in this process is not imported anew after a fork.
     from reluformer.training.run.records import run_record, write_json

@@ -37,6 +37,14 @@ def test_a_fault_is_killed_by_a_test_that_fails_and_nothing_else_counts(tmp_path
     } == FOUND
     assert ended.returncode == 1 and "| together | 4 | 1 |" in (tmp_path / PAGE).read_text()
     assert (tmp_path / "toy/arithmetic.py").read_text() == CODE
+    (tmp_path / FAULTS).write_text(
+        yaml.safe_dump([{**group, "faults": [["x * 2", "False"], ["return 200", "return 0"]]}])
+    )
+    ended = subprocess.run(
+        [*command, "--new"], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert "return 200" in ended.stdout and "x * 2" not in ended.stdout
+    assert "| together | 2 | 1 |" in (tmp_path / PAGE).read_text()
 
 
 def test_every_fault_stands_once_in_its_file_and_the_page_is_of_the_result():
