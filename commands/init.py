@@ -15,6 +15,7 @@ from reluformer.training.data.readers import without_compression
 
 if TYPE_CHECKING:
     import datasets
+    from transformers import PreTrainedTokenizerBase
 
 
 class Size(NamedTuple):
@@ -40,9 +41,13 @@ MEASURED_PAIRS = 20_000
 LONGEST = 2_048
 SIDES = ("source", "target")
 
+# From a model that is there: a quarter of the rate that those of the package were trained with.
+FINE_TUNING_RATE, FINE_TUNING_PASSES, FINE_TUNING_UPDATES = 0.0005, 20, (100, 5_000)
+FINE_TUNING_BATCH = 4_096  # tokens
+
 TEMPLATE = """\
 # reluformer train --config {output}
-# Written by `reluformer init` for {pairs:,} pairs of about {length:g} tokens a side; docs/recipes.md says by which rule.
+# Written by `reluformer init` for {pairs:,} pairs of about {length:g} tokens a side; docs/{page} says by which rule.
 name: {name}
 data:
   source_language: "{languages[0]}"
@@ -50,18 +55,14 @@ data:
   text: {text}
   max_length: {max_length}
 {files}
-tokenizer: {{vocab_size: {vocabulary}}}
-model: {{{attention}, max_position_embeddings: {positions},
-        d_model: {size.width}, encoder_layers: {size.layers}, decoder_layers: {size.layers},
-        encoder_attention_heads: {size.heads}, decoder_attention_heads: {size.heads},
-        encoder_ffn_dim: {size.feed_forward}, decoder_ffn_dim: {size.feed_forward}}}
-batching: {{tokens_per_batch: {size.batch}}}
+{model}
+batching: {{tokens_per_batch: {batch}}}
 evaluation: {{splits: {splits}, at_most: {at_most}, long_sources: split}}
 training:
   seed: 1
   max_steps: {updates}
-  learning_rate: {size.rate}
-  lr_scheduler_type: inverse_sqrt
+  learning_rate: {rate}
+  lr_scheduler_type: {schedule}
   warmup_steps: {warmup}
   adam_beta2: 0.98
   logging_steps: 50
@@ -72,6 +73,26 @@ training:
   use_cpu: {on_cpu}
   bf16: {bf16}
 """
+NEW_MODEL = """\
+tokenizer: {{vocab_size: {vocabulary}}}
+model: {{{attention}, max_position_embeddings: {positions},
+        d_model: {size.width}, encoder_layers: {size.layers}, decoder_layers: {size.layers},
+        encoder_attention_heads: {size.heads}, decoder_attention_heads: {size.heads},
+        encoder_ffn_dim: {size.feed_forward}, decoder_ffn_dim: {size.feed_forward}}}"""
+
+
+class Model(NamedTuple):
+    """The part of a recipe that says which model is trained, and how."""
+
+    text: str
+    lengths: list[int]  # tokens of both sides of some pairs, the shortest first
+    max_length: int
+    batch: int  # tokens
+    rate: float
+    schedule: str
+    updates: int
+    warmup: int
+    page: str  # of docs/
 
 
 def run(arguments: list[str]) -> int:
@@ -83,7 +104,13 @@ def run(arguments: list[str]) -> int:
     add("--target", required=True, metavar="FILE", help="its translations, such as train.en")
     for split in ("validation", "test"):
         add(f"--{split}", nargs=2, metavar=("SOURCE", "TARGET"), help=f"files of the {split} split")
-    add("--softmax", action="store_true", help="softmax attention instead of ReLU")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--softmax", action="store_true", help="softmax attention instead of ReLU")
+    which.add_argument(
+        "--base",
+        metavar="MODEL",
+        help="start from its weights and tokenizer: tatoeba-de-en, a folder, or an id on the Hub",
+    )
     add("--output", metavar="FILE", help="default: the languages, such as de_en.yaml")
     options = parser.parse_args(arguments)
 
@@ -103,12 +130,14 @@ def run(arguments: list[str]) -> int:
 
     from reluformer.training.data.corpus import read_parallel_files
 
+    base = None if options.base is None else _base(options.base, languages)
     files = {"train": [options.source, options.target], "validation": options.validation, "test": options.test}
     files = {split: given for split, given in files.items() if given}
     read = {split: read_parallel_files(*given, name=split)[0] for split, given in files.items()}
     Path(output).parent.mkdir(parents=True, exist_ok=True)
     text = _kind_of_text(read)
-    recipe = _recipe(name, output, languages, files, read["train"], text, options.softmax)
+    model = _new_model(read["train"], languages, options.softmax) if base is None else _fine_tuned(read["train"], base)
+    recipe = _recipe(name, output, languages, files, len(read["train"]), text, model)
     Path(output).write_text(recipe, encoding="utf-8")
     if "validation" not in files:
         print("no --validation: nothing will be watched during training but its own loss")
@@ -148,41 +177,126 @@ def _some(pairs: datasets.Dataset) -> datasets.Dataset:
     return pairs.select(range(0, len(pairs), 1 + len(pairs) // MEASURED_PAIRS))
 
 
+def _new_model(pairs: datasets.Dataset, languages: Sequence[str], softmax: bool) -> Model:
+    """A model with new weights, as large as its corpus allows."""
+    from reluformer.training.tokenization import train_tokenizer
+
+    _, size, vocabulary = next(row for row in SIZES if len(pairs) < row[0])
+    size = SMALL if _on_cpu() else size
+    some = _some(pairs)
+    sides = {"source_language": languages[0], "target_language": languages[1]}
+    tokenizer = train_tokenizer(some, vocab_size=vocabulary, lowercase=False, moses=False, max_length=LONGEST, **sides)
+    lengths = _lengths(some, tokenizer)
+    max_length = min(max(64, 2 ** math.ceil(math.log2(lengths[len(lengths) * 995 // 1000]))), LONGEST)
+    updates = min(size.updates, max(200, _updates(len(pairs), lengths, PASSES, size.batch)))
+    relu = "preset: reluformer, attention_gamma: 16.0, regularization_weight: 0.01"
+    text = NEW_MODEL.format(
+        vocabulary=len(tokenizer) if len(some) == len(pairs) else vocabulary,  # few pairs may not give all pieces
+        attention="preset: vanilla" if softmax else relu,
+        positions=max(1_024, 2 * max_length),
+        size=size,
+    )
+    warmup = min(size.warmup, updates // 4)
+    return Model(text, lengths, max_length, size.batch, size.rate, "inverse_sqrt", updates, warmup, page="recipes.md")
+
+
+def _fine_tuned(pairs: datasets.Dataset, base: Base) -> Model:
+    """A model that goes on from the weights of another one, with its tokenizer."""
+    lengths = _lengths(_some(pairs), base.tokenizer)
+    updates = _fine_tuned_updates(len(pairs), lengths)
+    return Model(
+        f"initialize_from: {json.dumps(base.path, ensure_ascii=False)}",
+        lengths,
+        min(LONGEST, base.positions),
+        FINE_TUNING_BATCH,
+        FINE_TUNING_RATE,
+        "cosine",
+        updates,
+        updates // 10,
+        page="fine_tuning.md",
+    )
+
+
+def _fine_tuned_updates(pairs: int, lengths: list[int]) -> int:
+    fewest, most = FINE_TUNING_UPDATES
+    return min(most, max(fewest, _updates(pairs, lengths, FINE_TUNING_PASSES, FINE_TUNING_BATCH)))
+
+
+class Base(NamedTuple):
+    """A model to start from."""
+
+    path: str
+    positions: int
+    tokenizer: PreTrainedTokenizerBase
+
+
+def _base(path: str, languages: Sequence[str]) -> Base:
+    from reluformer.training.loading import load_model_config, load_tokenizer
+
+    config, tokenizer = load_model_config(path), load_tokenizer(path)
+    if config.model_type != "reluformer":
+        raise UserError(
+            f"--base: {path!r} is a {config.model_type!r} model, and a ReLUFormer for translation is needed; "
+            "`reluformer convert` makes one of a Marian"
+        )
+    known = [tokenizer.init_kwargs.get(f"{side}_language") for side in SIDES]
+    if None not in known and known != [*languages]:
+        raise UserError(
+            f"--base: {path!r} translates {known[0]} → {known[1]}, and the files end in {' and '.join(languages)}; give "
+            "another model, or exchange --source and --target"
+        )
+    return Base(path, config.max_position_embeddings, tokenizer)
+
+
+def _on_cpu() -> bool:
+    import torch
+
+    return not torch.accelerator.is_available()
+
+
+def _lengths(pairs: datasets.Dataset, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Tokens of both sides of each pair, the shortest first."""
+    return sorted(map(len, tokenizer([*pairs["source"], *pairs["target"]], verbose=False)["input_ids"]))
+
+
+def _updates(pairs: int, lengths: list[int], passes: int, batch: int) -> int:
+    """Updates with `batch` tokens of one side each that read so many pairs so many times."""
+    return round(passes * pairs * sum(lengths) / len(lengths) / batch)
+
+
 def _recipe(
-    name: str, output: str, languages: Sequence[str], files: dict, pairs: datasets.Dataset, text: str, softmax: bool
+    name: str, output: str, languages: Sequence[str], files: dict[str, list[str]], pairs: int, text: str, model: Model
 ) -> str:
-    """The text of the recipe for `files`, {split: [source, target]}, of which `pairs` are the training pairs."""
+    """The text of the recipe for `files`, {split: [source, target]}, of which training has so many pairs."""
     import torch
 
     from reluformer.training.run.precision import has_bfloat16
 
-    on_cpu = not torch.accelerator.is_available()
-    _, size, vocabulary = next(row for row in SIZES if len(pairs) < row[0])
-    size = SMALL if on_cpu else size
-    vocabulary, lengths = _tokens(pairs, vocabulary, languages)
-    length, mean = lengths[len(lengths) // 2], sum(lengths) / len(lengths)
-    max_length = min(max(64, 2 ** math.ceil(math.log2(lengths[len(lengths) * 995 // 1000]))), LONGEST)
-    updates = min(size.updates, max(200, round(PASSES * len(pairs) * mean / size.batch)))
+    on_cpu = _on_cpu()
     bf16 = has_bfloat16() if on_cpu else torch.cuda.is_available() and torch.cuda.is_bf16_supported()
-    splits = [split for split in ("test", "validation") if split in files][:1]
     paths = {split: [json.dumps(path, ensure_ascii=False) for path in given] for split, given in files.items()}
+    lines = [f"  {split}: {{source: {source}, target: {target}}}" for split, (source, target) in paths.items()]
+    splits = [split for split in ("test", "validation") if split in files][:1]
     return TEMPLATE.format(
-        output=output, name=name, languages=languages, pairs=len(pairs), length=length, text=text, max_length=max_length,
-        files="\n".join(f"  {split}: {{source: {source}, target: {target}}}" for split, (source, target) in paths.items()),
-        vocabulary=vocabulary, positions=max(1_024, 2 * max_length), size=size,
-        attention="preset: vanilla" if softmax else "preset: reluformer, attention_gamma: 16.0, regularization_weight: 0.01",
-        splits=f"[{', '.join(splits)}]", at_most=200 if "validation" in files else 0, updates=updates, every=updates // 10,
-        warmup=min(size.warmup, updates // 4), watched="steps" if "validation" in files else '"no"',
-        on_cpu=str(on_cpu).lower(), bf16=str(bf16).lower(),
-    )  # fmt: skip
-
-
-def _tokens(pairs: datasets.Dataset, vocabulary: int, languages: Sequence[str]) -> tuple[int, list[int]]:
-    """How many of the pieces the text gives, and the lengths of both sides of some pairs, the shortest first."""
-    from reluformer.training.tokenization import train_tokenizer
-
-    some = _some(pairs)
-    sides = {"source_language": languages[0], "target_language": languages[1]}
-    tokenizer = train_tokenizer(some, vocab_size=vocabulary, lowercase=False, moses=False, max_length=LONGEST, **sides)
-    ids = tokenizer([*some["source"], *some["target"]], verbose=False)["input_ids"]
-    return len(tokenizer) if len(some) == len(pairs) else vocabulary, sorted(map(len, ids))
+        output=output,
+        page=model.page,
+        name=name,
+        languages=languages,
+        pairs=pairs,
+        length=model.lengths[len(model.lengths) // 2],
+        text=text,
+        max_length=model.max_length,
+        files="\n".join(lines),
+        model=model.text,
+        batch=model.batch,
+        splits=f"[{', '.join(splits)}]",
+        at_most=200 if "validation" in files else 0,
+        updates=model.updates,
+        rate=model.rate,
+        schedule=model.schedule,
+        warmup=model.warmup,
+        watched="steps" if "validation" in files else '"no"',
+        every=model.updates // 10,
+        on_cpu=str(on_cpu).lower(),
+        bf16=str(bf16).lower(),
+    )

@@ -3,11 +3,14 @@
 import pytest
 import torch
 from sacremoses import MosesTokenizer
+from transformers import BertConfig
 
+from reluformer.commands import init
 from reluformer.commands import main as cli
 from reluformer.configuration.recipe_parser import load_recipe, parse_recipe
 from reluformer.training.data.demo_corpus import demo_pairs
 from reluformer.training.data.moses import MosesTraces
+from reluformer.training.loading import load_model_and_tokenizer
 from reluformer.training.run import precision
 from reluformer.training.run.model_building import build_config
 
@@ -54,6 +57,51 @@ def test_the_recipe_trains_as_it_is(corpus, capsys, options, name, preset, split
     if said == []:
         fast = ["--training.max_steps", "2", "--evaluation.num_beams", "1", "--evaluation.samples", "0"]
         assert cli.main(["train", f"{name}.yaml", *fast]) == 0
+
+
+BASE = [*TRAIN, *VALIDATION, *TEST, "--base", "tatoeba-de-en"]
+
+
+def test_a_recipe_that_starts_from_a_model_trains_its_weights_with_its_tokenizer(corpus, tmp_path):
+    assert cli.main(BASE) == 0
+    recipe = load_recipe("de_en.yaml")
+    assert recipe.initialize_from == "tatoeba-de-en" and recipe.model == {} and recipe.data.max_length == 256
+    assert (recipe.training.max_steps, recipe.training.warmup_steps) == (100, 10)
+    fast = ["--training.max_steps", "2", "--evaluation.num_beams", "1", "--evaluation.samples", "0"]
+    assert cli.main(["train", "de_en.yaml", *fast, "--training.learning_rate", "0"]) == 0
+    (trained, tokenizer), (model, known) = map(load_model_and_tokenizer, ("runs/de_en", "tatoeba-de-en"))
+    assert tokenizer.get_vocab() == known.get_vocab()
+    for name, weight in model.state_dict().items():
+        torch.testing.assert_close(trained.state_dict()[name], weight, rtol=0, atol=0)
+
+
+def test_few_pairs_are_read_twenty_times_and_many_for_five_thousand_updates():
+    lengths = [10, 20, 30]
+    assert [init._fine_tuned_updates(pairs, lengths) for pairs in (500, 2_000, 29_000, 1_000_000)] == [
+        100,
+        195,
+        2832,
+        5000,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("model", "files", "named"),
+    [
+        ("tatoeba-en-de", TRAIN, "--base: 'tatoeba-en-de' translates en → de, and the files end in de and en"),
+        (
+            "tatoeba",
+            TRAIN,
+            "'tatoeba': no such folder here, and no model of the package (tatoeba-de-en, tatoeba-en-de)",
+        ),
+        ("bert", TRAIN, "--base: 'bert' is a 'bert' model, and a ReLUFormer for translation is needed"),
+    ],
+)
+def test_a_base_of_another_kind_is_refused(corpus, capsys, tmp_path, model, files, named):
+    BertConfig().save_pretrained(tmp_path / "bert")
+    assert cli.main([*files, "--base", model]) == 2
+    error = capsys.readouterr().err
+    assert named in error and error.count("\n") == 1 and not (tmp_path / "de_en.yaml").exists()
 
 
 def test_long_lines_get_their_length(corpus):

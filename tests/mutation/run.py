@@ -148,7 +148,9 @@ def main() -> int:
     parser.add_argument("--new", action="store_true", help="those without a result; others' results stay")
     parser.add_argument("--root", type=Path, default=ROOT, help="of the repository")
     options = parser.parse_args()
-    os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TRITON_INTERPRET"), "1")
+    # What the tests set before their imports: here the libraries are imported before them.
+    before_imports = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TRITON_INTERPRET", "HF_DATASETS_DISABLE_PROGRESS_BARS")
+    os.environ |= dict.fromkeys(before_imports, "1")
     os.environ["CXX"] = shlex.join([sys.executable, str(Path(__file__).with_name("cached_compiler.py"))])
     import datasets  # noqa: F401
     import hypothesis.strategies  # noqa: F401
