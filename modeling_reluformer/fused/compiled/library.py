@@ -56,7 +56,7 @@ def compiled_attention(query: Tensor, key: Tensor, specification: Specification)
     if specification.activation not in ACTIVATIONS or query.dtype not in _DTYPES or query.device.type != "cpu":
         return None
     # A derivative in C++ does not take part in the transforms of torch.func, of which an error would tell nobody what to do.
-    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+    if torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling():
         return None
     return torch.ops.reluformer_cpu.attention.default if _serves(query.dtype, _is_worth_building(query, key)) else None
 
@@ -72,7 +72,7 @@ _serves._dynamo_marked_constant = True
 
 
 def _is_worth_building(query: Tensor, key: Tensor) -> bool:
-    if torch.compiler.is_compiling() or _stage == _SETTLED:
+    if _stage == _SETTLED or torch.compiler.is_compiling():
         return False
     scores = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad):
