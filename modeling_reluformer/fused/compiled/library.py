@@ -138,11 +138,24 @@ def _built() -> Any | None:
     except (CompiledAttentionError, OSError) as error:
         logger.log(
             logging.WARNING if is_served() else logging.INFO,
-            "The compiled attention could not be built in %s ($TORCH_EXTENSIONS_DIR names another folder): %s. The Python loop "
-            "computes instead: more slowly, with the same results to rounding. %s=0 turns this warning off.",
-            *(path.parent, error, VARIABLE),
+            "The compiled attention could not be built in %s ($TORCH_EXTENSIONS_DIR names another folder): %s.%s The Python loop "
+            "computes instead: attention is slower, with the same results to rounding, translation is by `generate`, in float32 "
+            "alone, and no network skips zeros. %s=0 turns this warning off.",
+            *(path.parent, error, _for_another_torch(), VARIABLE),
         )
         return None
+
+
+def _for_another_torch() -> str:
+    """What to do where the package came with a library, which serves the torch that it was built with alone."""
+    brought = sorted(path.name.split("-torch")[1].rsplit("-", 1)[0] for path in SOURCES.glob("attention-*-torch*.so"))
+    if not brought or torch.__version__ in brought:
+        return ""
+    wanted = " or ".join(brought)
+    return (
+        f" The one that the package brings is for torch {wanted}, and this is {torch.__version__}: install that torch or a "
+        "compiler."
+    )
 
 
 def _loaded(path: Path) -> Any | None:
