@@ -120,7 +120,7 @@ def _without_end(model: Any, compute: str) -> FastTranslationModel:
 
 
 def _our_step(model: FastTranslationModel, sources: list[list[int]], search: Search) -> Callable[[], Any]:
-    return torch.inference_mode()(lambda: _checked(model.translate(sources, search), search))
+    return torch.inference_mode()(lambda: _checked([each.ids for each in model.translate(sources, search)], search))
 
 
 def _convert(marian: Any, folder: Path) -> None:

@@ -32,8 +32,9 @@ def test_a_training_in_bfloat16_says_once_that_it_is_slow(tmp_path, monkeypatch,
     assert precision.precision_of(trainer.args) == ("bfloat16" if asked else "float32")
 
 
-@pytest.mark.parametrize(("process_index", "warnings"), [(0, 1), (1, 0)])
-def test_of_several_processes_the_main_one_says_it(monkeypatch, caplog, process_index, warnings):
+@pytest.mark.parametrize(("device", "process_index", "warnings"), [("cpu", 0, 1), ("cpu", 1, 0), ("cuda", 0, 0)])
+def test_the_main_process_says_it_and_never_of_a_gpu(monkeypatch, caplog, device, process_index, warnings):
     monkeypatch.setattr(precision, "cpu_features", lambda: set())
-    precision.warn_of_slow_bfloat16(SimpleNamespace(bf16=True, device=torch.device("cpu"), process_index=process_index))
+    arguments = SimpleNamespace(bf16=True, device=torch.device(device), process_index=process_index)
+    precision.warn_of_slow_bfloat16(arguments)
     assert len(caplog.records) == warnings
