@@ -31,12 +31,12 @@ const reluformer::Kernels<Scalar>& kernels() {
   }
 }
 
-// Whether this processor and torch compute a dtype: kernels.h and oneDNN's small products must both know it.
+// Whether this processor and torch compute a dtype: kernels.h and the small products must both know it.
 bool supports(at::ScalarType dtype) {
   if (reluformer::chosen_set() == nullptr || !at::globalContext().userEnabledMkldnn()) {
     return false;
   }
-  return dtype == at::kFloat || (dtype == at::kBFloat16 && __builtin_cpu_supports("avx512bf16"));
+  return dtype == at::kFloat || (dtype == at::kBFloat16 && reluformer::multiplies_bfloat16());
 }
 
 std::vector<std::string> instruction_sets() {
@@ -154,7 +154,7 @@ void for_each_piece(const Pieces& pieces, double work, Function function) {
     for (int64_t index = begin; index < end; ++index) {
       function(pieces.all[index], index);
     }
-    at::native::cpublas::brgemm_release();
+    reluformer::release_products();
   });
 }
 

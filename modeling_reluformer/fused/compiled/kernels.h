@@ -81,11 +81,17 @@ struct KernelSet {
   Kernels<BFloat16> of_bfloat16;
 };
 
+#ifdef __aarch64__
+namespace neon {
+extern const KernelSet kernels;
+}
+#else
 namespace avx2 {
 extern const KernelSet kernels;
 }
 namespace avx512 {
 extern const KernelSet kernels;
 }
+#endif
 
 }  // namespace reluformer
