@@ -71,7 +71,7 @@ _SERVED = (("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64"))
 def units_of(machine: str) -> tuple[Unit, ...]:
     """The whole library: torch's part, and the loops once for each instruction set, chosen at run time."""
     loops = _ARM if machine in ("aarch64", "arm64") else _X86
-    return (Unit("attention.cpp"), Unit("sparse_ffn.cpp"), Unit("translation.cpp"), *loops)
+    return (Unit("attention.cpp"), Unit("sparse_ffn.cpp"), Unit("translation.cpp", (_EXACT,)), *loops)
 
 
 UNITS = units_of(platform.machine())
