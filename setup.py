@@ -16,7 +16,7 @@ from setuptools import find_packages, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
-COMPILED = "modeling_reluformer/fused/compiled"
+COMPILED = "reluformer/modeling_reluformer/fused/compiled"  # by the links: a source package has nothing else
 
 
 class BuildWithCompiledAttention(build_py):
@@ -38,7 +38,7 @@ class BuildWithCompiledAttention(build_py):
         spec = importlib.util.spec_from_file_location("building", Path(COMPILED) / "building.py")
         building = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(building)
-        folder = Path(self.build_lib) / "reluformer" / COMPILED
+        folder = Path(self.build_lib) / COMPILED
         name = building.library_name(folder, building.UNITS)
         for other in folder.glob("attention-*.so"):  # of an earlier build in the same folder
             other.unlink()

@@ -443,9 +443,9 @@ def feed_forward_activation(config: AttentionConfig, activation: str, layer: int
     return SparseActivation(function, sparsity, config.ffn_threshold, config.ffn_top_k)
 
 
-def dropped(states: Tensor, module: nn.Module) -> Tensor:
-    """By `module.dropout` in training; else untouched, since a module of torch costs a step of decoding microseconds."""
-    return nn.functional.dropout(states, module.dropout) if module.training else states
+def dropped(states: Tensor, probability: float, training: bool) -> Tensor:
+    """Dropout in training; else untouched, since even the call of torch's function costs a step of decoding microseconds."""
+    return nn.functional.dropout(states, probability) if training else states
 
 
 class ReLUFormerMLP(nn.Module):
@@ -472,10 +472,10 @@ class ReLUFormerMLP(nn.Module):
         """(batch, length, hidden_size) → the same; with `row_weight`, also the `activation_norms`."""
         if self.gated:
             activated = self.activation_fn(self.gate_proj(hidden_states)) * self.up_fn(self.up_proj(hidden_states))
-            update = self.down_proj(dropped(activated, self))
+            update = self.down_proj(dropped(activated, self.dropout, self.training))
         else:
             activated = self.activation_fn(self.fc1(hidden_states))
-            update = self.fc2(dropped(activated, self))
+            update = self.fc2(dropped(activated, self.dropout, self.training))
         return update if row_weight is None else (update, activation_norms(activated, row_weight))
 
 
@@ -500,13 +500,13 @@ class ReLUFormerPreNormLayer(GradientCheckpointingLayer):
     def forward(self, hidden_states: Tensor, context: AttentionContext, **kwargs: Any) -> LayerOutput:
         """(batch, length, hidden_size) → the same, the norms of the FFN, and S and T of the attention."""
         attended, _, rows = self.self_attn(self.input_layernorm(hidden_states), context, **kwargs)
-        hidden_states = hidden_states + dropped(attended, self)
+        hidden_states = hidden_states + dropped(attended, self.dropout, self.training)
         update, norms, row_weight = self.post_attention_layernorm(hidden_states), None, context.ffn_row_weight
         if row_weight is None:  # by the networks' own call, which `use_sparse_ffn` replaces
             update = self.mlp(update)
         else:
             update, norms = self.mlp(update, row_weight)
-        return hidden_states + dropped(update, self), norms, *rows
+        return hidden_states + dropped(update, self.dropout, self.training), norms, *rows
 
 
 def require_positions(length: int, most: int) -> None:
@@ -575,7 +575,7 @@ def run_layers(
     rows: list[list[tuple[Tensor | None, Tensor | None]]] = [[] for _ in kinds]
     norms = []
     for index, layer in enumerate(layers):
-        self_context, *others = (each.for_module(kind * len(layers) + index) for kind, each in enumerate(kinds))
+        self_context, *others = [each.for_module(kind * len(layers) + index) for kind, each in enumerate(kinds)]
         source = [encoder_hidden_states, *others] if others else []
         hidden_states, layer_norms, *statistics = layer(hidden_states, self_context, *source, **options)
         norms.append(layer_norms)
@@ -744,12 +744,28 @@ class AttentionPreTrainedModel(PreTrainedModel):
         scheduled = self.scheduled_ffn_l1_weight
         return self.config.ffn_l1_weight if scheduled is None else scheduled
 
-    def _draw_modules(self) -> ModuleSample | None:
-        """Whose regulariser a pass with labels computes; None: that of all attention modules."""
+    def draw_modules(self) -> ModuleSample | None:
+        """Whose regulariser a pass with labels computes; None: that of all attention modules.
+
+        `forward` draws for itself. A loop that compiles the model calls this before each pass in training and gives the result
+        as `module_sample`, since a random choice of what is computed cannot be part of a graph.
+        """
         config = self.config
         if not self.training or config.regularization_share == 1 or config.regularization_weight == 0:
             return None
         return ModuleSample.draw(config.regularization_share, config.attention_modules)
+
+    def _chosen_modules(self, given: ModuleSample | None) -> ModuleSample | None:
+        """The `module_sample` that a forward pass with labels was given, or one that is drawn now."""
+        if given is None:
+            return self.draw_modules()
+        if not self.training or len(given.taken) != self.config.attention_modules:
+            mode = "training" if self.training else "evaluation, which takes all of them"
+            raise ValueError(
+                f"module_sample was given for {len(given.taken)} attention modules to a model of {self.config.attention_modules} "
+                f"in {mode}; give what draw_modules() of this model has returned for this pass."
+            )
+        return given
 
     def _measured(self, row_weight: Tensor, sample: ModuleSample | None, first_module: int = 0) -> Measured:
         return Measured(row_weight, self._statistics(), self.ffn_l1_weight > 0, sample, first_module)

@@ -60,13 +60,17 @@ class ModuleSample:
 
     taken: of each module, in the order of the model's figures: all of the encoder, the self-attentions of the decoder, and its
     cross-attentions.
+
+    It is a value of Python, and so no part of a compiled graph: `torch.compile` makes one graph for each sample that it meets, in
+    which the modules that are not taken compute no statistics. A share of 1/4 has four of them.
     """
 
     taken: tuple[bool, ...]
 
     @classmethod
+    @torch.compiler.disable(reason="give forward a module_sample: model.draw_modules() draws it outside the graph")
     def draw(cls, share: float, modules: int) -> ModuleSample:
-        """By one number of torch's generator of the CPU, which checkpoints of a training keep."""
+        """By one number of torch's generator of the CPU, which checkpoints of a training keep. `torch.compile` ends a graph."""
         offset = torch.rand((), dtype=torch.float64).item()
         steps = [math.floor(offset + share * module) for module in range(modules + 1)]
         return cls(tuple(after > before for before, after in itertools.pairwise(steps)))

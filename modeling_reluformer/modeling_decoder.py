@@ -33,7 +33,7 @@ from .layers_reluformer import (
     token_positions,
     tokens_in,
 )
-from .loss_reluformer import IGNORED_LABEL, LossParts, Measured
+from .loss_reluformer import IGNORED_LABEL, LossParts, Measured, ModuleSample
 
 
 @dataclass
@@ -215,6 +215,7 @@ class ReLUFormerForCausalLM(ReLUFormerDecoderPreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
         skip_logits: bool | None = None,
+        module_sample: ModuleSample | None = None,
         **kwargs: Any,
     ) -> ReLUFormerCausalLMOutput:
         """One pass over tokens; with `labels`, the loss of each next token, plus the regulariser where it is on.
@@ -229,7 +230,7 @@ class ReLUFormerForCausalLM(ReLUFormerDecoderPreTrainedModel, GenerationMixin):
             segment_ids: (batch, length): for packed sequences, the number of each token's sequence from 1, 0 for padding; equal
                 numbers side by side. A cache that such a call fills says nothing of them: tokens that follow would see them all.
             logits_to_keep: how many of the last positions get logits, or which; 0: all.
-            num_items_in_batch, skip_logits: as in `ReLUFormerForConditionalGeneration.forward`.
+            num_items_in_batch, skip_logits, module_sample: as in `ReLUFormerForConditionalGeneration.forward`.
             kwargs: among others `shift_labels`, (batch, length), in place of `labels`: the label that each position predicts, as
                 it is. The Trainer gives it where a sequence is divided among processes.
 
@@ -249,7 +250,9 @@ class ReLUFormerForCausalLM(ReLUFormerDecoderPreTrainedModel, GenerationMixin):
                 segment_ids = packed_segments(position_ids, attention_mask, cache)
             labels = next_token_labels(labels, segment_ids) if shift_labels is None else shift_labels
             # each row that predicts a label counts as that one label
-            measured = self._measured((labels != IGNORED_LABEL).to(wide(self.dtype)), self._draw_modules())
+            measured = self._measured(
+                (labels != IGNORED_LABEL).to(wide(self.dtype)), self._chosen_modules(module_sample)
+            )
         outputs = self.model(
             input_ids,
             attention_mask=attention_mask,

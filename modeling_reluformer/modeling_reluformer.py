@@ -41,6 +41,7 @@ from .layers_reluformer import (
     SharedSources,
     attention_context,
     checked_keywords,
+    dropped,
     feed_forward_activation,
     join_sums,
     require_positions,
@@ -48,7 +49,7 @@ from .layers_reluformer import (
     token_positions,
     tokens_in,
 )
-from .loss_reluformer import IGNORED_LABEL, LossParts, Measured, activation_norms, sentence_rows
+from .loss_reluformer import IGNORED_LABEL, LossParts, Measured, ModuleSample, activation_norms, sentence_rows
 
 
 @dataclass
@@ -128,7 +129,7 @@ class ReLUFormerLayer(GradientCheckpointingLayer):
         return self._add_and_norm(hidden_states, update, self.final_layer_norm), norms, *rows
 
     def _add_and_norm(self, residual: Tensor, update: Tensor, norm: nn.LayerNorm) -> Tensor:
-        return norm(residual + nn.functional.dropout(update, p=self.dropout, training=self.training))
+        return norm(residual + dropped(update, self.dropout, self.training))
 
     def _feed_forward(self, hidden_states: Tensor, row_weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Eq. 1; with softmax the key-value memory of Eq. 2, with a norm Table 1's third row. Also the `activation_norms`."""
@@ -138,7 +139,7 @@ class ReLUFormerLayer(GradientCheckpointingLayer):
         else:
             scores = self.activation_fn(scores)
         norms = None if row_weight is None else activation_norms(scores, row_weight)
-        update = self.fc2(nn.functional.dropout(scores, p=self.activation_dropout, training=self.training))
+        update = self.fc2(dropped(scores, self.activation_dropout, self.training))
         return update if self.ffn_layer_norm is None else self.ffn_layer_norm(update), norms
 
 
@@ -462,6 +463,7 @@ class ReLUFormerForConditionalGeneration(SharedSources, ReLUFormerPreTrainedMode
         targets_per_source: int = 1,
         num_items_in_batch: Tensor | int | None = None,
         skip_logits: bool | None = None,
+        module_sample: ModuleSample | None = None,
         **kwargs: Any,
     ) -> ReLUFormerSeq2SeqLMOutput:
         """One pass over source and target; with `labels`, the loss (see `loss_reluformer`).
@@ -478,6 +480,8 @@ class ReLUFormerForConditionalGeneration(SharedSources, ReLUFormerPreTrainedMode
             num_items_in_batch: number of targets in the whole batch of which this call is a part; the loss is divided by it.
             skip_logits: compute the loss without holding the logits (see `vocabulary_loss`), which saves memory and time; it
                 needs `labels`. Default: `config.skip_logits` in training with labels, else False.
+            module_sample: where `regularization_share` is below 1, what `draw_modules` has drawn for this pass in training.
+                Default: it is drawn here, where `torch.compile` ends a graph.
 
         Returns:
             logits (batch, target, vocabulary), None with `skip_logits`; with `labels`, the fields of `ReLUFormerSeq2SeqLMOutput`.
@@ -501,7 +505,7 @@ class ReLUFormerForConditionalGeneration(SharedSources, ReLUFormerPreTrainedMode
             require_same_batch(source, labels)
             dtype = wide(self.dtype)
             rows = sentence_rows(labels, attention_mask, source.shape[1], segment_ids, decoder_segment_ids, dtype)
-            sample = self._draw_modules()
+            sample = self._chosen_modules(module_sample)
             measured = (
                 self._measured(rows[0], sample),
                 self._measured(rows[1], sample, first_module=self.config.encoder_layers),

@@ -26,7 +26,7 @@ from .layers_reluformer import (
     checked_keywords,
     run_layers,
 )
-from .loss_reluformer import IGNORED_LABEL, LossParts, Measured
+from .loss_reluformer import IGNORED_LABEL, LossParts, Measured, ModuleSample
 
 
 @dataclass
@@ -184,6 +184,7 @@ class ReLUFormerForImageClassification(ReLUFormerVisionPreTrainedModel):
         labels: Tensor | None = None,
         interpolate_pos_encoding: bool = False,
         num_items_in_batch: Tensor | int | None = None,
+        module_sample: ModuleSample | None = None,
         **kwargs: Any,
     ) -> ReLUFormerImageClassifierOutput:
         """One pass over pictures; with `labels`, the loss: that of the kind of problem, plus the regulariser where it is on.
@@ -195,6 +196,7 @@ class ReLUFormerForImageClassification(ReLUFormerVisionPreTrainedModel):
             interpolate_pos_encoding: take pictures of another size, with positions interpolated to their patches.
             num_items_in_batch: entries of `labels` in the whole batch of which this call is a part; the loss is divided by its
                 pictures.
+            module_sample: as in `ReLUFormerForConditionalGeneration.forward`.
 
         Returns:
             logits (batch, num_labels); with `labels`, the fields of `ReLUFormerImageClassifierOutput`.
@@ -206,7 +208,7 @@ class ReLUFormerForImageClassification(ReLUFormerVisionPreTrainedModel):
         measured = None
         if labels is not None:
             counted = torch.ones_like(labels) if labels.is_floating_point() else labels != IGNORED_LABEL
-            measured = self._measured(counted.view(len(labels), -1)[:, 0].float(), self._draw_modules())
+            measured = self._measured(counted.view(len(labels), -1)[:, 0].float(), self._chosen_modules(module_sample))
         elif self.training:
             self._warn_about_missing_labels()
         outputs = self.model(

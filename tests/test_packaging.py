@@ -138,9 +138,15 @@ def with_stub(source, tmp_path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
-def test_the_wheel_holds_the_compiled_attention_where_the_build_has_torch(with_stub, tmp_path):
+def test_the_wheel_of_the_source_package_holds_the_compiled_attention_where_the_build_has_torch(with_stub, tmp_path):
     compiled = with_stub / "modeling_reluformer" / "fused" / "compiled"
-    assert build_wheel(with_stub, tmp_path, RELUFORMER_COMPILED="1").returncode == 0
+    code = "from setuptools.build_meta import build_sdist; build_sdist('dist')"
+    subprocess.run([sys.executable, "-c", code], cwd=with_stub, capture_output=True, check=True)
+    (archive,) = with_stub.glob("dist/*.tar.gz")
+    shutil.unpack_archive(archive, tmp_path / "unpacked", filter="data")
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
+    result = build_wheel(unpacked, tmp_path, RELUFORMER_COMPILED="1")
+    assert result.returncode == 0, result.stderr
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name.split("-")[2:4] == ["py3", "none"] and not wheel.stem.endswith("-any")
     libraries = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith((".so", ".lock"))]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -134,6 +134,13 @@ class Search:
     length_penalty: float = 1.0
 
 
+class Hypothesis(NamedTuple):
+    """Target token ids with the one that ends them, without the start token, and log p(ids | source)."""
+
+    ids: list[int]
+    log_probability: float
+
+
 class FastTranslationModel:
     """A translation model for CPUs.
 
@@ -165,8 +172,8 @@ class FastTranslationModel:
         )
         del self._weights
 
-    def translate(self, sources: list[list[int]], search: Search) -> list[list[int]]:
-        """The best translation of each source, token ids to token ids, without the start token."""
+    def translate(self, sources: list[list[int]], search: Search) -> list[Hypothesis]:
+        """The best translation of each source, which is given as token ids."""
         lengths = [len(source) for source in sources]
         ids = torch.tensor([token for source in sources for token in source])
         if ids.numel() and not 0 <= ids.min() <= ids.max() < self.config.vocab_size:
@@ -181,12 +188,15 @@ class FastTranslationModel:
         find = self._greedy if search.num_beams == 1 else self._beams
         return find(state, len(sources), search)
 
-    def _greedy(self, state: Any, sources: int, search: Search) -> list[list[int]]:
+    def _greedy(self, state: Any, sources: int, search: Search) -> list[Hypothesis]:
         translations: list[list[int]] = [[] for _ in range(sources)]
+        log_probabilities = torch.zeros(sources)
         running = list(range(sources))
         tokens, parents = torch.full((sources,), self.start), None
         for _ in range(search.max_new_tokens):
-            tokens, parents = self._model.step(state, tokens, parents).argmax(dim=1), None
+            logits = self._model.step(state, tokens, parents)
+            tokens, parents = logits.argmax(dim=1), None
+            log_probabilities[running] += logits.log_softmax(dim=1).gather(1, tokens.unsqueeze(1)).squeeze(1)
             chosen = tokens.tolist()
             for row, token in zip(running, chosen, strict=True):
                 translations[row].append(token)
@@ -197,9 +207,9 @@ class FastTranslationModel:
                 running = [running[i] for i in kept]
                 parents = torch.tensor(kept)
                 tokens = tokens[parents]
-        return translations
+        return [Hypothesis(*each) for each in zip(translations, log_probabilities.tolist(), strict=True)]
 
-    def _beams(self, state: Any, sources: int, search: Search) -> list[list[int]]:
+    def _beams(self, state: Any, sources: int, search: Search) -> list[Hypothesis]:
         beams = search.num_beams
         running = [_Hypotheses(beams, search) for _ in range(sources)]
         everything = list(running)
@@ -269,7 +279,7 @@ class _Hypotheses:
         self.scores = [0.0] + [_NEVER] * (beams - 1)
         self.sequences: list[list[int]] = [[] for _ in range(beams)]
         self.parents = list(range(beams))
-        self.finished: list[tuple[float, list[int]]] = []
+        self.finished: list[tuple[float, Hypothesis]] = []  # with the score that the search compares
 
     def extend(self, numbers: list[float], chosen: list[tuple[int, int]], end: int, last: bool) -> None:
         """Takes the best continuations, in falling order: the first `beams` may end here, those that go on are kept."""
@@ -278,8 +288,8 @@ class _Hypotheses:
         for rank, (number, (parent, token)) in enumerate(zip(numbers, chosen, strict=True)):
             if token == end or last:
                 if rank < self.beams:
-                    sequence = [*self.sequences[parent], token]
-                    self.finished.append((number / length**self.search.length_penalty, sequence))
+                    hypothesis = Hypothesis([*self.sequences[parent], token], number)
+                    self.finished.append((number / length**self.search.length_penalty, hypothesis))
             elif len(going) < self.beams:
                 going.append((number, parent, [*self.sequences[parent], token]))
         self.finished = sorted(self.finished, key=lambda each: each[0], reverse=True)[: self.beams]
@@ -296,5 +306,5 @@ class _Hypotheses:
         return self.scores[0] / length**self.search.length_penalty <= self.finished[-1][0]
 
     @property
-    def best(self) -> list[int]:
+    def best(self) -> Hypothesis:
         return self.finished[0][1]

@@ -208,7 +208,7 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
         """The model's own loss; what the model reports with it is kept for the next log."""
         target_tokens = inputs["labels"].ne(-100).sum()
         if not return_outputs:  # a training step
-            inputs = self.inputs_of_the_loss(inputs)
+            inputs = self._with_module_sample(self.inputs_of_the_loss(inputs))
         # What the model divided its sums by: the target tokens of the whole update, of which this batch may be a part.
         divisor = num_items_in_batch if self.model_accepts_loss_kwargs else None
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch)
@@ -218,9 +218,18 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
         means.add({**outputs, "loss": loss / processes}, target_tokens, divisor)
         return (loss, outputs) if return_outputs else loss
 
+    def _with_module_sample(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Draws whose regulariser the pass computes, where the model takes a share: here, since a compiled graph cannot."""
+        draw = getattr(self.model, "draw_modules", None)
+        sample = None if draw is None else draw()
+        return inputs if sample is None else {**inputs, "module_sample": sample}
+
     def inputs_of_the_loss(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Asks the model for its loss alone, if it can skip the logits and no other loss is computed from them."""
-        can_skip = hasattr(getattr(self.model, "config", None), "skip_logits")
+        """Asks the model for its loss alone, if it can skip the logits and no other loss is computed from them.
+
+        With `torch_compile` the configuration decides: a loss without logits ends the graph, and a graph holds less of them.
+        """
+        can_skip = hasattr(getattr(self.model, "config", None), "skip_logits") and not self.args.torch_compile
         needed = self.label_smoother is not None or self.compute_loss_func is not None
         return {**inputs, "skip_logits": True} if can_skip and not needed else inputs
 

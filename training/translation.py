@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -41,7 +42,37 @@ _WORTH_BUILDING = 8  # sentences
 _BATCHES_AT_ONCE = 8
 # Options of `GenerationConfig` that would return something else than one translation of a text, or limit it twice.
 _NOT_HERE = {"max_length", "num_return_sequences", "return_dict_in_generate", "guidance_scale", "stop_strings"}
+
 _Key = tuple[int, int, int]  # the number of a text, of a sentence in it, and of a piece in that
+
+
+class Score(NamedTuple):
+    """Of one source: log p(target | source), and over how many target tokens."""
+
+    log_probability: float
+    tokens: int
+
+
+class _Batch(NamedTuple):
+    """Translations of some sources: target ids (sources, longest translation) with the start token, how many of them were cut
+    at the limit, and their scores, if these are wanted."""
+
+    ids: Tensor
+    unfinished: int
+    scores: list[Score]
+
+
+class ScoredTranslation(NamedTuple):
+    """A translation, and how sure the model is of it: the mean of log p over its target tokens, `</s>` included.
+
+    It is at most 0. NaN: there was nothing to translate.
+    """
+
+    text: str
+    log_probability: float
+
+
+Translation = str | ScoredTranslation
 
 
 class Translator:
@@ -70,6 +101,7 @@ class Translator:
         device: where to compute; None leaves the model where it is.
         compute: on a CPU, the type in which matrices are held and multiplied: "float32", whose translations are those of
             `generate`, or "int8", which is faster.
+        scores: give each translation as a `ScoredTranslation`, with the mean of its tokens' log-probabilities.
         generation: other options of `GenerationConfig`, such as `no_repeat_ngram_size=3`. By default nothing is sampled.
 
     Raises:
@@ -92,6 +124,7 @@ class Translator:
         long_sources: LongSources = "error",
         device: str | torch.device | None = None,
         compute: str = "float32",
+        scores: bool = False,
         **generation: Any,
     ) -> None:
         self.model = model if device is None else model.to(device_of(device))
@@ -99,6 +132,7 @@ class Translator:
         self.num_beams, self.length_penalty, self.max_new_tokens = num_beams, length_penalty, max_new_tokens
         self.batch_tokens, self.long_sources, self.compute = batch_tokens, long_sources, compute
         is_of_documents = tokenizer.init_kwargs.get("text_unit") == DOCUMENT
+        self.scores = scores
         self.split = split or ("none" if is_of_documents else "sentences")
         self.generation = generation
         self._fast: dict[str, tuple[Any, FastTranslationModel]] = {}  # by the type it computes in
@@ -140,16 +174,19 @@ class Translator:
         """The settings that decide what is translated, to stand beside scores; of `compute`, the type that the last call used."""
         default = f"2 * source tokens rounded up to a multiple of {LIMIT_STEP}, + {LIMIT_OFFSET}"
         settings = self._options | {"max_new_tokens": self.max_new_tokens or default}
+        del settings["scores"]  # decides no translation
         settings["compute"] = self._computed or self.compute
         usual = {"split": "none", "long_sources": "error", "compute": "float32"}
         return {name: value for name, value in settings.items() if usual.get(name) != value}
 
     @overload
-    def __call__(self, texts: str, progress: bool = False, **options: Any) -> str: ...
+    def __call__(self, texts: str, progress: bool = False, **options: Any) -> Translation: ...
     @overload
-    def __call__(self, texts: Iterable[str], progress: bool = False, **options: Any) -> list[str]: ...
-    def __call__(self, texts: str | Iterable[str], progress: bool = False, **options: Any) -> str | list[str]:
-        """Translates one text to a text, or several to a list in the same order.
+    def __call__(self, texts: Iterable[str], progress: bool = False, **options: Any) -> list[Translation]: ...
+    def __call__(
+        self, texts: str | Iterable[str], progress: bool = False, **options: Any
+    ) -> Translation | list[Translation]:
+        """Translates one text to a text, or several to a list in the same order; with `scores`, to a `ScoredTranslation` each.
 
         White space alone is not given to the model: it stays as it is or, with `split` "none", becomes "".
 
@@ -171,7 +208,7 @@ class Translator:
         sources = self._encode(texts)
         return list(self._translations(sources, [range(len(sources))], progress))
 
-    def stream(self, texts: Iterable[str], progress: bool = False) -> Iterator[str]:
+    def stream(self, texts: Iterable[str], progress: bool = False) -> Iterator[Translation]:
         """As a call, but some batches of texts at a time, whose translations can be used before all are done.
 
         All texts are checked before this returns.
@@ -194,7 +231,10 @@ class Translator:
 
     @property
     def _options(self) -> dict[str, Any]:
-        names = ("num_beams", "length_penalty", "max_new_tokens", "batch_tokens", "split", "long_sources", "compute")
+        names = (
+            *("num_beams", "length_penalty", "max_new_tokens", "batch_tokens"),
+            *("split", "long_sources", "compute", "scores"),
+        )
         return {name: getattr(self, name) for name in names} | self.generation
 
     @property
@@ -246,7 +286,7 @@ class Translator:
                 start, tokens = index + 1, 0
         yield range(start, len(sources))
 
-    def _translations(self, sources: list[Source], parts: Iterable[range], progress: bool) -> Iterator[str]:
+    def _translations(self, sources: list[Source], parts: Iterable[range], progress: bool) -> Iterator[Translation]:
         """Of one part after the other. Inference mode never reaches the caller, who goes on between two texts."""
         total = sum(len(source.units) for source in sources)
         unit, cut = " sentences" if self.split == "sentences" else " texts", 0
@@ -254,22 +294,31 @@ class Translator:
             for part in parts:
                 pieces = _pieces(sources, part)
                 translated: dict[_Key, str] = {}
+                scores: dict[_Key, Score] = {}
                 for keys in self._batches(pieces):
                     with self._evaluation_mode():
-                        ids, unfinished = self._generate([pieces[key] for key in keys])
-                    texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+                        batch = self._generate([pieces[key] for key in keys])
+                    texts = self.tokenizer.batch_decode(batch.ids, skip_special_tokens=True)
                     translated |= zip(keys, texts if self.moses is None else self.moses.undo(texts), strict=True)
-                    cut += unfinished
+                    scores |= zip(keys, batch.scores, strict=True) if self.scores else {}
+                    cut += batch.unfinished
                     bar.update(sum(piece == 0 for _, _, piece in keys))  # what was cut into pieces counts once
                 for index in part:
                     counts = enumerate(map(len, sources[index].units))
-                    units = [[translated[index, unit, piece] for piece in range(count)] for unit, count in counts]
-                    yield sources[index].joined([" ".join(texts) for texts in units])
+                    units = [[(index, unit, piece) for piece in range(count)] for unit, count in counts]
+                    text = sources[index].joined([" ".join(translated[key] for key in keys) for keys in units])
+                    yield self._scored(text, [scores[key] for keys in units for key in keys]) if self.scores else text
         if cut:
             pieces_in_all = sum(len(unit) for source in sources for unit in source.units)
             logger.warning(
                 "%d of %d translations were cut: they reached the limit of max_new_tokens.", cut, pieces_in_all
             )
+
+    @staticmethod
+    def _scored(text: str, scores: list[Score]) -> ScoredTranslation:
+        tokens = sum(score.tokens for score in scores)
+        total = sum(score.log_probability for score in scores)
+        return ScoredTranslation(text, total / tokens if tokens else math.nan)
 
     def _batches(self, encoded: dict[_Key, list[int]]) -> Iterator[list[_Key]]:
         """Keys of one batch after the other, the longest sources first: if memory runs out, then at once."""
@@ -287,15 +336,17 @@ class Translator:
         if batch:
             yield batch
 
-    def _generate(self, sources: list[list[int]]) -> tuple[Tensor, int]:
-        """Target ids (sentences, longest translation) and how many of the translations were cut at the limit."""
+    def _generate(self, sources: list[list[int]]) -> _Batch:
         limit = self.limit(max(map(len, sources)))
         if (fast := self._fast_model(len(sources))) is not None:
-            found = fast.translate(sources, Search(self.num_beams, limit, self.length_penalty))
-            ids = pad_sequence([torch.tensor([fast.start, *each]) for each in found], True, self.tokenizer.pad_token_id)
-            return ids, sum(each[-1] != fast.end for each in found)
+            results = fast.translate(sources, Search(self.num_beams, limit, self.length_penalty))
+            ids = pad_sequence(
+                [torch.tensor([fast.start, *each.ids]) for each in results], True, self.tokenizer.pad_token_id
+            )
+            scores = [Score(each.log_probability, len(each.ids)) for each in results] if self.scores else []
+            return _Batch(ids, sum(each.ids[-1] != fast.end for each in results), scores)
         padded = self.tokenizer.pad({"input_ids": sources}, return_tensors="pt").to(self.model.device)
-        ids = self.model.generate(
+        output = self.model.generate(
             input_ids=padded["input_ids"],
             attention_mask=padded["attention_mask"],
             num_beams=self.num_beams,
@@ -303,16 +354,33 @@ class Translator:
             length_penalty=self.length_penalty if self.num_beams > 1 else None,
             max_new_tokens=limit,
             max_length=None,  # of a converted checkpoint: generate() warns about two limits
+            return_dict_in_generate=True,
+            output_scores=self.scores,
             **{"do_sample": False, **self.generation},
         )
+        ids = output.sequences
         generated = ids[:, 1:]  # without the start token
         ends = self.model.generation_config.eos_token_id
+        scores = self._scores_of(output, ends) if self.scores else []
         if ends is None or generated.shape[1] < limit:
-            return ids, 0
+            return _Batch(ids, 0, scores)
         # A model with a forced end ends every translation at the limit, wherever it was.
         before = generated[:, :-1] if self.model.generation_config.forced_eos_token_id is not None else generated
         finished = torch.isin(before, torch.as_tensor(ends, device=ids.device)).any(dim=1)
-        return ids, int((~finished).sum())
+        return _Batch(ids, int((~finished).sum()), scores)
+
+    def _scores_of(self, output: Any, ends: Any) -> list[Score]:
+        """Those of what `generate` returned: what stands behind the first token that ends a translation does not count."""
+        generated = output.sequences[:, 1:]
+        of_tokens = self.model.compute_transition_scores(
+            output.sequences, output.scores, getattr(output, "beam_indices", None), normalize_logits=True
+        )
+        counted = torch.ones_like(generated, dtype=torch.bool)
+        if ends is not None:
+            is_end = torch.isin(generated, torch.as_tensor(ends, device=generated.device))
+            counted = is_end.cumsum(dim=1) - is_end.long() == 0
+        sums = of_tokens.where(counted, torch.zeros_like(of_tokens)).sum(dim=1)
+        return [Score(*each) for each in zip(sums.tolist(), counted.sum(dim=1).tolist(), strict=True)]
 
     def _fast_model(self, sources: int) -> FastTranslationModel | None:
         """Made anew when the weights have changed. The library is built for it if there are enough sentences to gain from it."""

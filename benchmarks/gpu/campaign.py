@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import hashlib
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -28,11 +29,15 @@ DEVICE = "cuda" if CUDA else "cpu"
 
 
 class Cell(NamedTuple):
-    """names: what it is, alone in its stage. measure: returns results. seconds: it is not begun where less time is left."""
+    """names: what it is, alone in its stage. measure: returns results. seconds: it is not begun where less time is left.
+
+    together: of cells that are measured at once by the first of them, which alone takes these seconds; else None.
+    """
 
     names: dict[str, Any]
     measure: Callable[[], dict[str, Any]]
     seconds: float = 20.0
+    together: str | None = None
 
 
 def run_stage(stage: str, cells: Callable[[], Iterable[Cell]], options: argparse.Namespace) -> int:
@@ -58,6 +63,38 @@ def run_stage(stage: str, cells: Callable[[], Iterable[Cell]], options: argparse
     failed = sum("failed" in record for record in done)
     print(f"{stage}: {len(done)} cells, {failed} of them failed, no time for {left}: {path}")
     return int(failed > 0)
+
+
+def plan_stage(stage: str, cells: Callable[[], Iterable[Cell]], options: argparse.Namespace) -> int:
+    """Prints what the stage would measure, its seconds as they are allowed for, and what would be left for a second call."""
+    path = options.output / f"{stage}.json"
+    known = [record["cell"] for record in _earlier_cells(path, {**stage_record(), "toy": options.toy})]
+    fitting: dict[str, bool] = {}
+    spent, planned, left, repeats = 0.0, 0, 0.0, 0
+    for cell in cells():
+        if cell.names in known:
+            continue
+        group = cell.together or str(cell.names)
+        seconds = 0.0 if group in fitting else cell.seconds
+        fits = fitting.setdefault(group, spent + seconds <= 60 * options.minutes)
+        spent, left = (spent + seconds, left) if fits else (spent, left + seconds)
+        planned, repeats = planned + fits, repeats + (not fits)
+        print(f"  {'' if fits else 'later: '}{', '.join(map(str, cell.names.values()))}: {seconds:.0f} s")
+    print(
+        f"{stage}: {len(known)} cells are measured; at most {spent / 60:.1f} minutes for {planned} more, "
+        f"and {left / 60:.1f} for {repeats} in further calls"
+    )
+    return 0
+
+
+def clocks() -> dict[str, float] | None:
+    """MHz of the card's processors and memory, degrees and watts, as they are now; None without a GPU."""
+    if not CUDA:
+        return None
+    query = {"sm_mhz": "clocks.sm", "memory_mhz": "clocks.mem", "celsius": "temperature.gpu", "watts": "power.draw"}
+    command = ["nvidia-smi", f"--query-gpu={','.join(query.values())}", "--format=csv,noheader,nounits", "--id=0"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout
+    return dict(zip(query, map(float, found.split(",")), strict=True))
 
 
 def stage_record() -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import product
 from typing import Any
@@ -28,6 +28,7 @@ from benchmarks import vision as vit
 from benchmarks.decoder import GPT2, RELU, UNREGULARIZED
 from benchmarks.gpu.campaign import CUDA, DEVICE, Cell, peak_bytes, timed
 from benchmarks.translation import MARIAN, MARIAN_SMOOTHED, OURS, OURS_UNREGULARIZED, SHAPES, Lengths
+from reluformer import ReLUFormerForConditionalGeneration
 from reluformer.modeling_reluformer.configuration_vision import SIZES
 
 SENTENCES, LONG, UNPADDED = "sentences", "1,024 tokens", "1,024 tokens, no padding"
@@ -41,24 +42,37 @@ BATCHES += (("iwslt14", UNPADDED, 8192),)
 TRAINED = (OURS, MARIAN_SMOOTHED, OURS_UNREGULARIZED, MARIAN, "vanilla")
 NEW_TOKENS = 20
 
+GRAPHS = "CUDA graphs"  # torch.compile(mode="reduce-overhead")
+
 Made = tuple[Callable[[], Any], int]  # a step, and how many target tokens, sentences or pictures it computes
+# What is compared: names of the cell, contenders, how one is made, and seconds for each.
+Group = tuple[dict[str, Any], tuple[str, ...], Callable[[str], Made], float]
 
 
 def cells(options: argparse.Namespace) -> Iterator[Cell]:
-    for names, contenders, make, seconds in groups():
+    yield from cells_of(groups(options.toy))
+
+
+def cells_of(groups: Iterable[Group]) -> Iterator[Cell]:
+    """A cell for each contender of each group."""
+    for names, contenders, make, seconds in groups:
         measured = functools.cache(partial(together, contenders, make))
         for name in contenders:  # the first of them measures all
             left = 0 if measured.cache_info().currsize else seconds * len(contenders)
-            yield Cell({**names, "model": name}, lambda name=name, measured=measured: measured()[name], left)
+            run = lambda name=name, measured=measured: measured()[name]  # noqa: E731
+            yield Cell({**names, "model": name}, run, left, together=str(names))
 
 
-def groups() -> Iterator[tuple[dict[str, Any], tuple[str, ...], Callable[[str], Made], float]]:
-    """What is compared: names of the cell, contenders, how one is made, and seconds for each."""
-    batches = BATCHES if CUDA else (("quick", "quick", 64),)
-    for sentences in (1, 32) if CUDA else (1,):
+def groups(toy: bool) -> Iterator[Group]:
+    batches = (("quick", "quick", 64),) if toy else BATCHES
+    for sentences in (1,) if toy else (1, 32):
         names = {"task": "generation", "shape": batches[0][0], "sentences": sentences}
         yield names, (OURS, MARIAN, "vanilla"), partial(generate, *batches[0][:2], sentences), 10
-    for compiled, batch in product((False, True), batches):
+        for static in (False, True):  # with one beam, `generate` compiles the steps of a static cache, with CUDA graphs
+            greedy = {**names, "beams": 1, "cache": "static, compiled" if static else "growing"}
+            make = partial(generate, *batches[0][:2], sentences, beams=1, static=static)
+            yield greedy, (OURS, MARIAN), make, 60 if static else 10
+    for compiled, batch in product((False, GRAPHS, True), batches):
         names = {"task": "training", "shape": batch[0], "lengths": batch[1], "compiled": compiled}
         contenders, seconds = (TRAINED[:2], 80) if compiled else (TRAINED, 10)
         yield names, contenders, partial(train, *batch, compiled), seconds
@@ -66,20 +80,27 @@ def groups() -> Iterator[tuple[dict[str, Any], tuple[str, ...], Callable[[str], 
     yield {"task": "training", "shape": "ViT S/16"}, (*vit.PRESETS, vit.VIT), vision, 12
 
 
-def train(shape: str, lengths: str, tokens: int, compiled: bool, name: str) -> Made:
+def train(shape: str, lengths: str, tokens: int, compiled: bool | str, name: str) -> Made:
     batch = translation.padded_batch(LENGTHS[lengths], SHAPES[shape]["vocab_size"], tokens, 0)
     model = translation.build(name, SHAPES[shape], 0.1 if CUDA else 0.0, 0)
     if compiled:
-        model.compile(backend="inductor" if CUDA else "eager")
+        if isinstance(model, ReLUFormerForConditionalGeneration):
+            model.config.skip_logits = False  # which would end the graph
+        model.compile(
+            backend="inductor" if CUDA else "eager", mode="reduce-overhead" if CUDA and compiled == GRAPHS else None
+        )
     return trained_by(model, batch, translation.batch_facts(batch)["target_tokens"])
 
 
-def generate(shape: str, lengths: str, sentences: int, name: str) -> Made:
-    """Sentences with five beams, each hypothesis of NEW_TOKENS."""
+def generate(
+    shape: str, lengths: str, sentences: int, name: str, beams: int = translation.BEAMS, static: bool = False
+) -> Made:
+    """Sentences with five beams or one, each hypothesis of NEW_TOKENS."""
     batch = translation.padded_batch(LENGTHS[lengths], SHAPES[shape]["vocab_size"], 4096, 0)
     inputs = {key: batch[key][:sentences].to(DEVICE) for key in ("input_ids", "attention_mask")}
     model = translation.build(name, SHAPES[shape], 0.1, 0).to(DEVICE, torch.bfloat16)
-    return translation.generation_step(model, inputs, NEW_TOKENS if CUDA else 3, "float32"), sentences
+    given = {**inputs, "cache_implementation": "static"} if static else inputs
+    return translation.generation_step(model, given, NEW_TOKENS if CUDA else 3, "float32", beams), sentences
 
 
 def decoder(name: str) -> Made:

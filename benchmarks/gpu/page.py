@@ -7,17 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.attention import PLAIN, WITH_STATISTICS
+from benchmarks.decoder import RELU, UNREGULARIZED
 from benchmarks.gpu.attention import CUDNN, FLASH, PASSES
 from benchmarks.gpu.models import LONG
 from benchmarks.markdown import table
 from benchmarks.measurement_file import read_result
 from benchmarks.pages import verdict
-from benchmarks.translation import MARIAN, MARIAN_SMOOTHED, OURS
+from benchmarks.translation import MARIAN, MARIAN_SMOOTHED, OURS, OURS_UNREGULARIZED
 
 Result = dict[str, Any]
 TITLES = {"check": "Is it right?", "attention": "Attention alone, TFLOP/s", "models": "Whole models"}
+TITLES |= {"shares": "A share of the regulariser", "decode": "Few queries: plain products, or the kernel?"}
 TITLES |= {"tune": "Tiles of the kernels: queries, keys, warps, stages"}
-HIDDEN = ("cell", "failed", "seconds", "kernels", "rounds", "repetitions", "left_out", "next")
+HIDDEN = ("cell", "failed", "seconds", "kernels", "rounds", "repetitions", "left_out", "next", "ms")
+WITH, WITHOUT = "with the regulariser", "without the regulariser"
+REGULARIZERS = {OURS: WITH, RELU: WITH, OURS_UNREGULARIZED: WITHOUT, UNREGULARIZED: WITHOUT}
 OVER_FLASH, STATISTICS_COST, GOAL_LENGTH = 1.5, 1.15, 16384
 TRITON_SIGMOID = {"forward": 515, "forward+backward": 371}  # TFLOP/s that it publishes, heads of 128
 TRAINING = (MARIAN_SMOOTHED, 1.2, {"task": "training", "lengths": LONG, "compiled": False})
@@ -28,6 +32,10 @@ BESIDE_RIVALS = f"""\
 How many times as fast as softmax in each of them. Training with the regulariser (the default, λ = 0.01) needs S and T, and so
 the last two columns with the backward pass; use, and training with λ = 0, need neither. bfloat16, sequences of
 {GOAL_LENGTH:,} tokens, without dropout and without padding, on one card.
+"""
+CHECKS = f"""\
+The limit is the card's own product of two square matrices, in the same rounds. Errors are those of `{WITH_STATISTICS}` at the
+size that is timed, on sampled rows, over the norm of what float64 computes.
 """
 SINCE = """\
 Generation was measured before it took the kernel instead of plain products, and was not measured as a whole since:
@@ -47,9 +55,12 @@ def render(folder: Path) -> str:
             lines += [f"Not measured: `python -m benchmarks.gpu {stage}` measures it."]
             continue
         good = [cell for cell in result["cells"] if "failed" not in cell]
-        lines += [*_origin(result), "", *(_attention(good) if stage == "attention" else _table(good)), ""]
+        of_models = stage in ("models", "shares")
+        lines += [*_origin(result), "", *(_attention(good) if stage == "attention" else _table(good, of_models)), ""]
         if stage == "models":
             lines += [SINCE, ""]
+        if stage == "attention":
+            lines += _checks(good)
         lines += (f"- {_name(cell)}: {cell['failed'][:200]}" for cell in result["cells"] if "failed" in cell)
         reasons = [item for cell in good for item in cell.get("left_out", {}).items()]
         lines += dict.fromkeys(f"- {name} is left out: {reason}" for name, reason in reasons)
@@ -61,6 +72,7 @@ def goals(results: dict[str, Result | None]) -> Iterator[list[str]]:
         for which, sigmoid in TRITON_SIGMOID.items():
             where = f"{which}, {GOAL_LENGTH:,} tokens, heads of {cell['cell']['head_dim']}"
             tflops, ms = cell["tflops"][which], cell["ms"][which]
+            where = f"{where}, {cell.get('dtype', 'bfloat16')}, {WITHOUT}"
             if FLASH in tflops:
                 over = tflops[PLAIN] / tflops[FLASH]
                 text = f"{over:.2f}× ({tflops[PLAIN]:.0f} against {tflops[FLASH]:.0f} TFLOP/s)"
@@ -69,12 +81,18 @@ def goals(results: dict[str, Result | None]) -> Iterator[list[str]]:
                 yield [where, f"> {sigmoid} TFLOP/s", f"{tflops[PLAIN]:.0f}", verdict(tflops[PLAIN], sigmoid)]
             cost = ms[WITH_STATISTICS] / ms[PLAIN]
             met = verdict(cost, STATISTICS_COST, at_most=True)
-            yield [f"{where}: S and T", f"≤ {STATISTICS_COST}× the time without", f"{cost:.2f}×", met]
+            yield [
+                f"{where.replace(WITHOUT, WITH)}: S and T",
+                f"≤ {STATISTICS_COST}× the time without",
+                f"{cost:.2f}×",
+                met,
+            ]
     for rival, goal, names in (TRAINING, GENERATION):
         for cell in _cells(results["models"], model=OURS, **names):
             for other in _cells(results["models"], **{**cell["cell"], "model": rival}):
                 over = cell["a_second"] / other["a_second"]
-                yield [_name(cell), f"≥ {goal}× {rival}", f"{over:.2f}×", verdict(over, goal)]
+                conditions = ", ".join(_conditions(cell))
+                yield [f"{_name(cell)} ({conditions})", f"≥ {goal}× {rival}", f"{over:.2f}×", verdict(over, goal)]
 
 
 def beside_rivals(result: Result) -> list[str]:
@@ -113,10 +131,52 @@ def _origin(result: Result) -> list[str]:
     return [*toy, where, f"{packages}, Python {machine['python']}. {file}"]
 
 
-def _table(cells: list[Result]) -> list[str]:
+def _table(cells: list[Result], of_models: bool = False) -> list[str]:
     names = dict.fromkeys(name for cell in cells for name in cell if name not in HIDDEN)
-    rows = ([_name(cell), *(_words(cell.get(name, "–")) for name in names)] for cell in cells)
-    return table(("what", *(name.replace("_", " ") for name in names)), rows, numbers=True)
+    conditions = ("regulariser", "type") if of_models else ()
+    rows = []
+    for cell in cells:
+        given = (text.removesuffix(" the regulariser") for text in _conditions(cell)) if of_models else ()
+        rows.append([_name(cell), *given, *(_words(cell.get(name, "–")) for name in names)])
+    return table(("what", *conditions, *(name.replace("_", " ") for name in names)), rows, numbers=True)
+
+
+def _conditions(cell: Result) -> tuple[str, str]:
+    """Of a cell of a whole model: with or without the regulariser, which only a training of ours has, and the type."""
+    names = cell["cell"]
+    training = names.get("task") == "training"
+    if not training:
+        return WITHOUT, "bfloat16"
+    pictures = names["shape"].startswith("ViT")  # whose presets have none
+    plain = names["model"].partition(", share ")[0]
+    return WITHOUT if pictures else REGULARIZERS.get(plain, WITHOUT), "bfloat16 by autocast"
+
+
+def _checks(cells: list[Result]) -> list[str]:
+    """For cells of attention that hold them: the card's own product, its clock, P10 to P90, and errors against float64."""
+    rows = []
+    for cell in cells:
+        for which in PASSES if "product" in cell else ():
+            names, limit = cell["cell"], cell["product"][which]
+            clock = (cell["clocks"][which] or {}).get("sm_mhz")
+            low, high = cell["p10_p90_ms"][which][PLAIN]
+            errors = cell.get("errors", {}).get(WITH_STATISTICS, {})
+            found = (errors.get(name) for name in ("output", "S", "T"))
+            rows.append(
+                [
+                    f"{which}, {names['length']:,} tokens, heads of {names['head_dim']}{', causal' * names['causal']}",
+                    f"{names['dropout']}",
+                    cell["dtype"],
+                    _words(limit),
+                    f"{100 * cell['tflops'][which][PLAIN] / limit:.0f} %",
+                    f"{low:.3g}–{high:.3g}",
+                    _words(clock),
+                    *("–" if error is None else f"{error:.1e}" for error in found),
+                ]
+            )
+    header = ("pass and size", "dropout", "type", "product, TFLOP/s", f"{PLAIN} of it", f"{PLAIN}, P10–P90 ms")
+    header += ("SM MHz", "error of the output", "of S", "of T")
+    return [CHECKS, *table(header, rows, numbers=True), ""] if rows else []
 
 
 def _words(value: object) -> str:
@@ -135,4 +195,8 @@ def _attention(cells: list[Result]) -> list[str]:
             faster = {name: found[PLAIN] / tflops for name, tflops in found.items()}
             texts = (f"{found[name]:.0f} ({faster[name]:.2f}×)" if name in found else "–" for name in names)
             rows.append([which, *cell["cell"].values(), *texts])
-    return table(("pass", *cells[0]["cell"], *names), rows) if cells else []
+    if not cells:
+        return []
+    dtypes = ", ".join(dict.fromkeys(cell.get("dtype", "bfloat16") for cell in cells))
+    told = f"{dtypes}; `{PLAIN}` is attention {WITHOUT}, `{WITH_STATISTICS}` {WITH}, whose loss reads S and T."
+    return [told, "", *table(("pass", *cells[0]["cell"], *names), rows)]

@@ -18,7 +18,7 @@ from .operator import compiled_operator, operator_for, refuse_dual
 from .specification import Specification, check_inputs, check_scaling
 
 # Plain products are faster than the Triton kernels and the blockwise loop for so few queries, and than the loop for so few
-# scores of all heads together.
+# scores of all heads together. For a GPU, `python -m benchmarks.gpu decode` measures up to how many.
 PLAIN_QUERIES = 16
 PLAIN_SCORES = 2**20
 

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,7 +33,7 @@ def options(folder, minutes=1.0):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["check", "attention", "models"])  # the bundle below runs `tune`
+@pytest.mark.parametrize("stage", ["check", "shares", "attention", "models", "decode"])  # the bundle below runs `tune`
 def test_each_stage_runs_at_toy_size_with_what_such_a_machine_has(stage, tmp_path):
     command = [sys.executable, "-c", STAGE, stage, "--toy", "--output", str(tmp_path), "--minutes", "9"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ".", "CUDA_VISIBLE_DEVICES": ""}
@@ -43,6 +44,25 @@ def test_each_stage_runs_at_toy_size_with_what_such_a_machine_has(stage, tmp_pat
     assert result["source"] and result["versions"]["torch"] and result["machine"] and len(result["cells"]) >= 2
     if stage == "check":
         assert result["cells"][0]["tests_passed"] >= 1, "kernels in the interpreter"
+    if stage == "attention":
+        plain = result["cells"][0]
+        assert plain["dtype"] == "float32" and all(limit > 0 for limit in plain["product"].values())
+        low, high = plain["p10_p90_ms"]["forward"]["fused"]
+        assert low <= plain["ms"]["forward"]["fused"] <= high
+        assert "no package flash_attn_interface" in plain["left_out"]["FlashAttention-3"]
+        for cell in result["cells"]:
+            assert all(error < 1e-5 for error in cell.get("errors", {}).get("fused+S+T", {}).values())
+            assert (cell["cell"]["dropout"] == 0) == (
+                set(cell.get("errors", {}).get("fused+S+T", {})) == {"output", "S", "T"}
+            )
+        assert "| product, TFLOP/s |" in page.render(tmp_path)
+    if stage == "shares":
+        assert [cell["cell"]["model"] for cell in result["cells"][:2]] == [
+            "ReLUFormer, share 1.0",
+            "ReLUFormer, share 0.5",
+        ]
+    if stage == "decode":
+        assert set(result["cells"][0]["ms"]["1"]["16"]) == {"kernel", "plain"}
 
 
 def test_a_stage_goes_on_where_it_stopped_but_not_with_figures_of_another_source(tmp_path, monkeypatch, capsys):
@@ -93,6 +113,46 @@ def test_operations_are_counted_as_in_the_literature():
     assert stage_attention.operations(causal, "forward+backward") == 3.5 * 2 * 32 * 16384**2 * 64
 
 
+def test_a_dry_run_says_what_a_card_would_measure_and_in_how_many_minutes(tmp_path, capsys):
+    for stage in program.STAGES:
+        assert program.main([stage, "--dry-run", "--output", str(tmp_path)]) == 0
+        told = capsys.readouterr().out.splitlines()
+        minutes = float(re.search(r"at most (\S+) minutes for", told[-1])[1])
+        assert 0 < minutes <= program.MOST_MINUTES and told[-1].startswith(f"{stage}: 0 cells are measured")
+        if stage == "attention":
+            fitting = [line for line in told[:-1] if "later" not in line]
+            assert len(fitting) == 24 and fitting[0] == "  64, False, 0.0, 16384: 25 s", "all without dropout"
+    assert not list(tmp_path.iterdir())
+    assert program.main(["check", "--dry-run", "--minutes", "11"]) == 2
+    assert "more than 0 and at most 10" in capsys.readouterr().err
+
+
+def test_a_plan_counts_what_is_measured_at_once_once_and_not_what_the_file_holds(tmp_path, capsys):
+    given = argparse.Namespace(output=tmp_path, minutes=1.0, toy=True)
+    campaign.run_stage("models", lambda: [campaign.Cell({"name": "known"}, dict, 0)], given)
+    cells = [campaign.Cell({"name": name}, dict, 40, together="pair") for name in ("first", "second")]
+    cells += [campaign.Cell({"name": name}, dict, 30) for name in ("known", "too long")]
+    campaign.plan_stage("models", lambda: cells, given)
+    told = capsys.readouterr().out.splitlines()
+    assert told[-4:-1] == ["  first: 40 s", "  second: 0 s", "  later: too long: 30 s"]
+    assert told[-1] == ("models: 1 cells are measured; at most 0.7 minutes for 2 more, and 0.5 for 1 in further calls")
+
+
+def test_errors_on_sampled_rows_see_a_row_that_is_wrong(monkeypatch):
+    case = attention.AttentionCase(1, 2, 48, 16, torch.float32, True, True)
+    inputs = attention.random_inputs(case, 0)
+    assert max(stage_attention.row_errors(case, inputs, "sum+entropy").values()) < 1e-5
+    fused = attention.fused(case, inputs, "none")
+
+    def wrong(*states):
+        output = fused(*states)[0].clone()
+        output[:, 1, -1] *= 1.5
+        return (output,)
+
+    monkeypatch.setattr(attention, "fused", lambda *given: wrong)
+    assert stage_attention.row_errors(case, inputs, "none")["output"] > 1e-2
+
+
 def test_without_a_cuda_device_nothing_is_written(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(program, "CUDA", False)
     assert program.main(["check", "--output", str(tmp_path / "gpu")]) == 2
@@ -118,7 +178,7 @@ def test_the_page_judges_goals_by_the_files_and_names_what_failed(tmp_path, monk
     cells = []
     speeds_of = {translation.OURS: 110.0, translation.MARIAN: 100.0, translation.MARIAN_SMOOTHED: 100.0}
     for name, a_second in speeds_of.items():
-        long = {"task": "training", "lengths": page.LONG, "model": name, "compiled": False}
+        long = {"task": "training", "shape": "iwslt14", "lengths": page.LONG, "model": name, "compiled": False}
         for of_cell in (long, {"task": "generation", "model": name}):
             cells.append({"cell": of_cell, **speeds, "a_second": a_second, "kernels": {"gemm": 3.0}})
     write("models", *cells, {"cell": {"task": "training", "model": "broken"}, "failed": "OutOfMemoryError: no memory"})
@@ -126,22 +186,24 @@ def test_the_page_judges_goals_by_the_files_and_names_what_failed(tmp_path, monk
     assert program.main(["page", "--output", str(tmp_path)]) == 0
     text = (tmp_path / "GPU.md").read_text(encoding="utf-8")
     assert "None" not in text
+    size, trained = "16,384 tokens, heads of 128, bfloat16", "with the regulariser, bfloat16 by autocast"
     for line in (
-        "| forward, 16,384 tokens, heads of 128 | ≥ 1.5× FlashAttention-2 | 1.60× (400 against 250 TFLOP/s) | met |",
-        "| forward, 16,384 tokens, heads of 128 | > 515 TFLOP/s | 400 | **missed** |",
-        "| forward+backward, 16,384 tokens, heads of 128 | > 371 TFLOP/s | 400 | met |",
-        "| forward, 16,384 tokens, heads of 128: S and T | ≤ 1.15× the time without | 1.20× | **missed** |",
-        f"| training, {page.LONG}, ReLUFormer | ≥ 1.2× {translation.MARIAN_SMOOTHED} | 1.10× | **missed** |",
-        f"| generation, ReLUFormer | ≥ 1.0× {translation.MARIAN} | 1.10× | met |",
+        f"| forward, {size}, without the regulariser | ≥ 1.5× FlashAttention-2 | 1.60× (400 against 250 TFLOP/s) | met |",
+        f"| forward, {size}, without the regulariser | > 515 TFLOP/s | 400 | **missed** |",
+        f"| forward+backward, {size}, without the regulariser | > 371 TFLOP/s | 400 | met |",
+        f"| forward, {size}, with the regulariser: S and T | ≤ 1.15× the time without | 1.20× | **missed** |",
+        f"| training, iwslt14, {page.LONG}, ReLUFormer ({trained}) | ≥ 1.2× {translation.MARIAN_SMOOTHED} | 1.10× | **missed** |",
+        f"| generation, ReLUFormer (without the regulariser, bfloat16) | ≥ 1.0× {translation.MARIAN} | 1.10× | met |",
         "| pass | heads of | causal | fused over FlashAttention-2 | fused over cuDNN | fused+S+T over FlashAttention-2 |",
         "| forward+backward | 128 | no | 1.60 | – | 1.33 | – |",
         "Generation was measured before",
         "a card, 16 cores; commit 0123456789ab, 2026-11-26;",
         "| forward | 128 | False | 0.0 | 16384 | 400 (1.00×) | 333 (1.20×) | 250 (1.60×) |",
         "- cuDNN is left out: no kernel",
-        "| generation, ReLUFormer | 10 | 9 | 11 | 5 | 2 | 110 |",
+        "| generation, ReLUFormer | without | bfloat16 | 10 | 9 | 11 | 5 | 2 | 110 |",
         "- training, broken: OutOfMemoryError: no memory",
         "| compiled | 1e-06 | – |",
+        "bfloat16; `fused` is attention without the regulariser, `fused+S+T` with the regulariser, whose loss reads S and T.",
         "Not measured: `python -m benchmarks.gpu tune` measures it.",
     ):
         assert line in text, line

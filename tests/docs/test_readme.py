@@ -127,7 +127,9 @@ def test_attention_on_a_gpu_is_told_without_and_with_what_the_default_training_n
 
 @pytest.mark.parametrize("page", [README, DECIDING], ids=["README", "when_to_use"])
 def test_training_on_a_gpu_is_that_of_the_benchmark(page):
-    pairs = r"\| training, iwslt14, [^|]*, ReLUFormer \| (\d\S+) .*?, vanilla \| (\S+) "
+    conditions = r"\| {} \| bfloat16 by autocast \| (\d\S+) "
+    ours, softmax = (conditions.format(regulariser) for regulariser in ("with", "without"))
+    pairs = rf"\| training, iwslt14, [^|]*, ReLUFormer {ours}.*?, vanilla {softmax}"
     ratios = [float(relu) / float(softmax) for relu, softmax in re.findall(pairs, " ".join(GPU.split()))]
     assert len(ratios) == 2 and f"training has {min(ratios):.2f} to {max(ratios):.2f} times" in page
     assert "eneration 0.7" not in page, "it was measured before its launches were halved"

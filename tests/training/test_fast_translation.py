@@ -1,6 +1,7 @@
 """Translating by compiled steps gives the tokens of `generate`, in float32; int8 gives the same bits everywhere."""
 
 import logging
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -70,7 +71,44 @@ def generated(model, search: Search) -> list[list[int]]:
 def test_the_tokens_are_those_of_generate(name, search, threads):
     model = sharp_model(**MODELS[name])
     assert reason_against(model, {}) is None
-    assert FastTranslationModel(model, "float32").translate(SOURCES, search) == generated(model, search)
+    hypotheses = FastTranslationModel(model, "float32").translate(SOURCES, search)
+    assert [each.ids for each in hypotheses] == generated(model, search)
+    for source, (ids, log_probability) in zip(SOURCES, hypotheses, strict=True):
+        assert log_probability == pytest.approx(log_probability_of(model, source, ids), abs=2e-4)
+
+
+@torch.no_grad()
+def log_probability_of(model, source, ids):
+    """By one forward pass over the whole translation."""
+    start = model.generation_config.decoder_start_token_id
+    inputs = torch.tensor([source]), torch.tensor([[start, *ids[:-1]]])
+    logits = model(input_ids=inputs[0], decoder_input_ids=inputs[1]).logits[0].double()
+    return logits.log_softmax(dim=-1)[range(len(ids)), ids].sum().item()
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize("computed_by", ["compiled", "generate"])
+def test_scores_are_the_mean_log_probabilities_of_the_tokens(computed_by, num_beams, monkeypatch):
+    tokenizer = demo_tokenizer(200)
+    model = sharp_model(vocab_size=len(tokenizer))
+    with torch.no_grad():
+        model.final_logits_bias[0, tokenizer.eos_token_id] += 8  # some translations end before others
+    if computed_by == "generate":
+        monkeypatch.setattr(translation, "reason_against", lambda *_: "a test")
+    texts = ["eins", " ", "zwei drei vier fünf sechs. Sieben acht!", "neun"]
+    translator = Translator(model, tokenizer, max_new_tokens=9, num_beams=num_beams)
+    plain, scored = translator(texts), translator(texts, scores=True)
+    assert [each.text for each in scored] == plain and list(translator.stream(texts)) == plain
+    assert math.isnan(scored[1].log_probability) and "scores" not in translator.decoding
+    search = Search(num_beams, 9)
+    for text, (_, score) in zip(texts[::3], scored[::3], strict=True):  # of one sentence each
+        source = tokenizer(text)["input_ids"]
+        ids = FastTranslationModel(model, "float32").translate([source], search)[0].ids
+        assert score == pytest.approx(log_probability_of(model, source, ids) / len(ids), abs=1e-4)
+    parts = [tokenizer(text)["input_ids"] for text in ("zwei drei vier fünf sechs.", "Sieben acht!")]
+    of_parts = [FastTranslationModel(model, "float32").translate([part], search)[0] for part in parts]
+    total, tokens = sum(each.log_probability for each in of_parts), sum(len(each.ids) for each in of_parts)
+    assert scored[2].log_probability == pytest.approx(total / tokens, abs=1e-4)
 
 
 def states_and_logits(model, compute, sources=SOURCES):

@@ -14,6 +14,7 @@ import transformers
 from accelerate.data_loader import BatchSamplerShard, SkipBatchSampler
 from packaging import version
 from safetensors.torch import load_file
+from torch._dynamo.utils import counters
 from transformers import Seq2SeqTrainingArguments, TrainerState
 
 from reluformer.configuration.errors import UserError
@@ -238,6 +239,24 @@ def test_training_and_evaluation_skip_the_logits(tmp_path, monkeypatch):
     trainer.train()
     trainer.evaluate()
     assert seen == [True] * len(seen) and len(seen) > 2
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_compiled_training_is_one_graph_for_each_draw_and_ends_with_the_same_weights(tmp_path, monkeypatch):
+    for name in ("BACKEND", "MODE", "USE_FULLGRAPH"):  # the Trainer's arguments set them for the whole process
+        monkeypatch.setenv(f"ACCELERATE_DYNAMO_{name}", "no")
+        monkeypatch.delenv(f"ACCELERATE_DYNAMO_{name}")
+    sizes = {"encoder_layers": 2, "decoder_layers": 2, "regularization_share": 0.5, "regularization_weight": 0.1}
+    weights, losses = [], []
+    for options in ({}, {"torch_compile": True, "torch_compile_backend": "aot_eager"}):
+        trainer = tiny_trainer(tmp_path, tiny_model(**NO_DROPOUT, **sizes), max_steps=4, **options)
+        counters.clear()
+        trainer.train()
+        weights.append(dict(trainer.accelerator.unwrap_model(trainer.model).named_parameters()))
+        losses.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+    assert counters["stats"]["unique_graphs"] >= 2 and not counters["graph_break"]
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(weights[1], weights[0], rtol=1e-3, atol=1e-4)
 
 
 def test_the_logits_are_there_for_who_reads_them(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import copy
 import io
 import json
 import logging
+from types import SimpleNamespace
 
 import datasets
 import pytest
@@ -264,7 +265,7 @@ def test_the_moses_step_is_applied_and_undone(tmp_path):
 
     def generate(input_ids, **kwargs):
         seen["source"] = tokenizer.decode(input_ids[0], skip_special_tokens=True)
-        return torch.tensor([[1, *tokenizer("well , yes .")["input_ids"]]])
+        return SimpleNamespace(sequences=torch.tensor([[1, *tokenizer("well , yes .")["input_ids"]]]))
 
     model.generate = generate
     assert Translator(model, tokenizer)("schnee, hund.") == "well, yes."

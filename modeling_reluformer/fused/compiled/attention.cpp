@@ -21,22 +21,12 @@ using reluformer::RowNumbers;
 // Below so many multiplications and additions a second thread costs more than it gains.
 constexpr double kWorkOfAThread = 1 << 18;
 
-template <typename Scalar>
-const reluformer::Kernels<Scalar>& kernels() {
-  const reluformer::KernelSet& set = *reluformer::chosen_set()->attention;
-  if constexpr (std::is_same_v<Scalar, float>) {
-    return set.of_float;
-  } else {
-    return set.of_bfloat16;
-  }
-}
-
-// Whether this processor and torch compute a dtype: kernels.h and the small products must both know it.
+// Whether this processor and torch compute a dtype: on x86 the products are oneDNN's small ones.
 bool supports(at::ScalarType dtype) {
   if (reluformer::chosen_set() == nullptr || !at::globalContext().userEnabledMkldnn()) {
     return false;
   }
-  return dtype == at::kFloat || (dtype == at::kBFloat16 && reluformer::multiplies_bfloat16());
+  return dtype == at::kFloat || dtype == at::kBFloat16;
 }
 
 std::vector<std::string> instruction_sets() {
@@ -172,9 +162,17 @@ Call call_of(const Tensor& query, const Tensor& value, const MaybeTensor& offset
   return {h, query.size(3), value.size(3), level, static_cast<float>(scale), causal, std::clamp(first, -kFar, kFar), dropout, drawn};
 }
 
+// Calls `function` with the kernels of a dtype.
 template <typename Function>
 void dispatch(at::ScalarType dtype, Function function) {
-  dtype == at::kFloat ? function(float{}) : function(reluformer::BFloat16{});
+  const reluformer::KernelSet& set = *reluformer::chosen_set()->attention;
+  if (dtype == at::kFloat) {
+    function(set.of_float);
+  } else if (set.of_bfloat16) {
+    function(*set.of_bfloat16);
+  } else {
+    function(*set.of_widened_bfloat16);
+  }
 }
 
 std::tuple<Tensor, Tensor, Tensor> forward(RELUFORMER_TENSORS, RELUFORMER_OPTIONS(int64_t)) {
@@ -190,17 +188,17 @@ std::tuple<Tensor, Tensor, Tensor> forward(RELUFORMER_TENSORS, RELUFORMER_OPTION
   const MaybeTensor scales = row_scale ? MaybeTensor(row_scale->contiguous()) : std::nullopt;
   const MaybeTensor real = mask ? MaybeTensor(mask->contiguous()) : std::nullopt;
   const Pieces pieces = pieces_of(q, k, real ? real->const_data_ptr<bool>() : nullptr, edges_q, edges_k);
-  dispatch(query.scalar_type(), [&](auto kind) {
-    using Scalar = decltype(kind);
+  dispatch(query.scalar_type(), [&](const auto& kernels) {
+    using Scalar = typename std::decay_t<decltype(kernels)>::Scalar;
     const reluformer::Inputs<Scalar> in{heads_of<const Scalar>(q), heads_of<const Scalar>(k), heads_of<const Scalar>(v), numbers_of(scales)};
     const reluformer::Outputs<Scalar> out{heads_of<Scalar>(output), numbers_of(row_sum), numbers_of(row_sum_log)};
-    for_each_piece(pieces, work_of(q, k, 2), [&](const Piece& piece, int64_t) { reluformer::forward_piece(kernels<Scalar>(), piece, call, in, out); });
+    for_each_piece(pieces, work_of(q, k, 2), [&](const Piece& piece, int64_t) { reluformer::forward_piece(kernels, piece, call, in, out); });
   });
   return {output, row_sum, row_sum_log};
 }
 
-template <typename Scalar>
-void write_key_gradients(const Pieces& pieces, const Tensor& sums, int64_t dims, const Tensor& gradient) {
+template <typename Scalar, typename Number>
+void write_key_gradients(const reluformer::Kernels<Scalar, Number>& kernels, const Pieces& pieces, const Tensor& sums, int64_t dims, const Tensor& gradient) {
   const Heads<Scalar> target = heads_of<Scalar>(gradient);
   const int64_t size = sums.size(1);
   for_each_piece(pieces, static_cast<double>(sums.numel()), [&](const Piece& piece, int64_t index) {
@@ -211,7 +209,7 @@ void write_key_gradients(const Pieces& pieces, const Tensor& sums, int64_t dims,
           first[i] += first[chunk * size + i];
         }
       }
-      reluformer::write_key_gradient(kernels<Scalar>(), piece, dims, first, target);
+      reluformer::write_key_gradient(kernels, piece, dims, first, target);
     }
   });
 }
@@ -226,8 +224,8 @@ std::tuple<Tensor, Tensor, Tensor> backward(
   auto whole = [](const MaybeTensor& tensor) { return tensor ? MaybeTensor(tensor->contiguous()) : std::nullopt; };
   const MaybeTensor scales = whole(row_scale), real = whole(mask), gains = whole(grad_sum), gains_log = whole(grad_sum_log);
   const Pieces pieces = pieces_of(q, k, real ? real->const_data_ptr<bool>() : nullptr, edges_q, edges_k);
-  dispatch(query.scalar_type(), [&](auto kind) {
-    using Scalar = decltype(kind);
+  dispatch(query.scalar_type(), [&](const auto& kernels) {
+    using Scalar = typename std::decay_t<decltype(kernels)>::Scalar;
     const reluformer::Inputs<Scalar> in{heads_of<const Scalar>(q), heads_of<const Scalar>(k), heads_of<const Scalar>(v), numbers_of(scales)};
     const reluformer::Gradients<Scalar> gradients{heads_of<const Scalar>(incoming), numbers_of(gains), numbers_of(gains_log), heads_of<Scalar>(grad_query), heads_of<Scalar>(grad_key), heads_of<Scalar>(grad_value)};
     int64_t longest = 0;
@@ -243,11 +241,11 @@ std::tuple<Tensor, Tensor, Tensor> backward(
       if (shared) {
         total = {key_sums.mutable_data_ptr<float>() + index * keys.size(), value_sums.mutable_data_ptr<float>() + index * values.size()};
       }
-      reluformer::backward_piece(kernels<Scalar>(), piece, call, in, gradients, total);
+      reluformer::backward_piece(kernels, piece, call, in, gradients, total);
     });
     if (pieces.chunks > 1) {
-      write_key_gradients<Scalar>(pieces, key_sums, call.dims, grad_key);
-      write_key_gradients<Scalar>(pieces, value_sums, call.dims_v, grad_value);
+      write_key_gradients(kernels, pieces, key_sums, call.dims, grad_key);
+      write_key_gradients(kernels, pieces, value_sums, call.dims_v, grad_value);
     }
   });
   return {grad_query, grad_key, grad_value};

@@ -145,10 +145,10 @@ inline Scratch& scratch_of_this_thread() {
 }
 
 // Keys or values of a piece, padded with zeros to whole tiles, as the factors of products.
-template <typename Scalar>
+template <typename Number>
 struct Columns {
   int64_t count, tiles, width, padded, stride = 0;  // tiles of `width` keys; head dimension padded; between rows
-  Scalar *rows, *pairs, *transposed;    // (tiles · width, padded); pairs of it; (tiles, padded, width) as pairs
+  Number *rows, *pairs, *transposed;    // (tiles · width, padded); pairs of it; (tiles, padded, width) as pairs
 
   Columns(int64_t count, int64_t dims)
       : count(count), tiles(std::max<int64_t>(1, (count + kKeys - 1) / kKeys)),
@@ -158,16 +158,19 @@ struct Columns {
   int64_t size() const { return tiles * width * padded; }
 
   void lay_out(Scratch& scratch, bool as_pairs, bool as_transposed) {
-    rows = scratch.part<Scalar>(size());
-    pairs = !as_pairs || std::is_same_v<Scalar, float> ? nullptr : scratch.part<Scalar>(size());
-    transposed = as_transposed ? scratch.part<Scalar>(size()) : nullptr;
+    rows = scratch.part<Number>(size());
+    pairs = !as_pairs || std::is_same_v<Number, float> ? nullptr : scratch.part<Number>(size());
+    transposed = as_transposed ? scratch.part<Number>(size()) : nullptr;
   }
 
-  // From a tensor; where nothing is to be padded or hidden, its own memory serves as the rows.
-  void fill(const Kernels<Scalar>& kernels, const Scalar* from, int64_t from_stride, int64_t dims, const bool* real) {
+  // From a tensor; where nothing is to be widened, padded or hidden, its own memory serves as the rows.
+  template <typename Scalar>
+  void fill(const Kernels<Scalar, Number>& kernels, const Scalar* from, int64_t from_stride, int64_t dims, const bool* real) {
     stride = padded;
-    if (dims == padded && count == tiles * width && (!real || std::all_of(real, real + count, [](bool is) { return is; }))) {
-      rows = const_cast<Scalar*>(from);
+    const bool is_whole = dims == padded && count == tiles * width &&
+                          (!real || std::all_of(real, real + count, [](bool is) { return is; }));
+    if (std::is_same_v<Scalar, Number> && is_whole) {
+      rows = reinterpret_cast<Number*>(const_cast<Scalar*>(from));
       stride = from_stride;
     } else {
       kernels.copy_rows(from, from_stride, count, dims, real, rows, tiles * width, padded);
@@ -181,9 +184,9 @@ struct Columns {
   }
 
   // The factor (keys, dims) of a tile, and its stride.
-  const Scalar* factor(int64_t index) const { return pairs ? pairs + index * width * padded : rows + index * width * stride; }
+  const Number* factor(int64_t index) const { return pairs ? pairs + index * width * padded : rows + index * width * stride; }
   int64_t factor_stride() const { return pairs ? padded : stride; }
-  Scalar* tile(Scalar* part, int64_t index) const { return part + index * width * padded; }
+  Number* tile(Number* part, int64_t index) const { return part + index * width * padded; }
   // The keys of a tile up to the last that is there, rounded up: the last tile may hold few.
   int64_t used(int64_t index) const { return std::min(width, round_up(count - index * width, kColumns)); }
 };
@@ -194,7 +197,7 @@ struct Rows {
   int64_t seen;                        // keys that any of them sees
 };
 
-template <typename Scalar, typename Function>
+template <typename Function>
 void for_each_rows(const Piece& piece, const Call& call, int64_t keys, Function function) {
   for (int64_t head = piece.first_head; head < piece.first_head + piece.heads; ++head) {
     for (int64_t begin = piece.query_begin; begin < piece.query_end; begin += kQueries) {
@@ -206,8 +209,8 @@ void for_each_rows(const Piece& piece, const Call& call, int64_t keys, Function 
 }
 
 // Tile `index` of some rows. row_keys: room for (padded,) where weights are dropped.
-template <typename Scalar>
-Tile tile_of(const Piece& piece, const Call& call, const Rows& rows, const Columns<Scalar>& columns, int64_t index,
+template <typename Number>
+Tile tile_of(const Piece& piece, const Call& call, const Rows& rows, const Columns<Number>& columns, int64_t index,
              const int32_t* real_keys, const uint32_t* row_keys) {
   Tile tile{};
   tile.rows = rows.padded;

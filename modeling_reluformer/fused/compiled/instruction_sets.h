@@ -57,15 +57,6 @@ inline const std::vector<InstructionSet>& instruction_sets() {
   return sets;
 }
 
-// Whether there are products of bfloat16, for attention.
-inline bool multiplies_bfloat16() {
-#ifdef __aarch64__
-  return true;
-#else
-  return __builtin_cpu_supports("avx512bf16");
-#endif
-}
-
 // The one that computes; null where this processor has none.
 inline const InstructionSet*& chosen_set() {
   static const InstructionSet* set = instruction_sets().empty() ? nullptr : &instruction_sets().front();

@@ -86,18 +86,34 @@ inline void store_pair(BFloat16* to, int64_t stride, int64_t row, int64_t column
   std::memcpy(static_cast<void*>(to + row * stride + 2 * column), &pair, sizeof pair);
 }
 
-template <typename Scalar>
-void copy_rows(const Scalar* from, int64_t stride, int64_t count, int64_t width, const bool* real, Scalar* to,
+// A row whose numbers may be wider in the tile than in the tensor.
+template <typename Scalar, typename Number>
+void copy_row(const Scalar* from, int64_t width, Number* to) {
+  if constexpr (std::is_same_v<Scalar, Number>) {
+    std::memcpy(static_cast<void*>(to), from, width * sizeof(Scalar));
+  } else {
+    int64_t column = 0;
+    for (; column + kLanes <= width; column += kLanes) {
+      store(to + column, load(from + column));
+    }
+    for (; column < width; ++column) {
+      to[column] = widen(from[column]);
+    }
+  }
+}
+
+template <typename Scalar, typename Number>
+void copy_rows(const Scalar* from, int64_t stride, int64_t count, int64_t width, const bool* real, Number* to,
                int64_t padded_count, int64_t padded_width) {
   for (int64_t row = 0; row < count; ++row, from += stride, to += padded_width) {
     if (real && !real[row]) {
-      std::memset(static_cast<void*>(to), 0, padded_width * sizeof(Scalar));
+      std::memset(static_cast<void*>(to), 0, padded_width * sizeof(Number));
     } else {
-      std::memcpy(static_cast<void*>(to), from, width * sizeof(Scalar));
-      std::memset(static_cast<void*>(to + width), 0, (padded_width - width) * sizeof(Scalar));
+      copy_row(from, width, to);
+      std::memset(static_cast<void*>(to + width), 0, (padded_width - width) * sizeof(Number));
     }
   }
-  std::memset(static_cast<void*>(to), 0, (padded_count - count) * padded_width * sizeof(Scalar));
+  std::memset(static_cast<void*>(to), 0, (padded_count - count) * padded_width * sizeof(Number));
 }
 
 // Pairs of bfloat16 are words, which are moved whole.
@@ -275,8 +291,8 @@ void write_transposed(const float* values, int64_t values_stride, int64_t rows, 
   }
 }
 
-template <typename Scalar>
-void scale_rows(const Scalar* from, int64_t stride, int64_t count, int64_t width, const float* factors, Scalar* to,
+template <typename Scalar, typename Number>
+void scale_rows(const Scalar* from, int64_t stride, int64_t count, int64_t width, const float* factors, Number* to,
                 int64_t padded_count, int64_t padded_width) {
   copy_rows(from, stride, count, width, nullptr, to, padded_count, padded_width);
   for (int64_t row = 0; factors && row < count; ++row, to += padded_width) {
@@ -357,15 +373,16 @@ void attend_row(const Tile& tile, const Scalar* query, const Scalar* keys, int64
   }
 }
 
-template <typename Scalar>
-constexpr Kernels<Scalar> kernels_of() {
-#define RELUFORMER_EACH(function)                                                                                         \
+template <typename Scalar, typename Number>
+constexpr Kernels<Scalar, Number> kernels_of() {
+#define RELUFORMER_EACH(function, Type)                                                                                   \
   {                                                                                                                       \
-    function<Relu, Scalar>, function<Relu2, Scalar>, function<Relu6, Scalar>, function<Sigmoid, Scalar>,                  \
-        function<Softplus, Scalar>, function<Gelu, Scalar>, function<Identity, Scalar>                                    \
+    function<Relu, Type>, function<Relu2, Type>, function<Relu6, Type>, function<Sigmoid, Type>,                          \
+        function<Softplus, Type>, function<Gelu, Type>, function<Identity, Type>                                          \
   }
-  return {copy_rows<Scalar>, transpose<Scalar>, pair_rows<Scalar>, RELUFORMER_EACH(weigh), RELUFORMER_EACH(differentiate),
-          write_rows<Scalar>, write_transposed<Scalar>, scale_rows<Scalar>, RELUFORMER_EACH(attend_row)};
+  return {copy_rows<Scalar, Number>, transpose<Number>, pair_rows<Number>, RELUFORMER_EACH(weigh, Number),
+          RELUFORMER_EACH(differentiate, Number), write_rows<Scalar>, write_transposed<Scalar>, scale_rows<Scalar, Number>,
+          RELUFORMER_EACH(attend_row, Scalar)};
 #undef RELUFORMER_EACH
 }
 
@@ -373,7 +390,13 @@ constexpr Kernels<Scalar> kernels_of() {
 
 namespace RELUFORMER_ISA {
 extern const KernelSet kernels;
-const KernelSet kernels = {kernels_of<float>(), kernels_of<BFloat16>()};
+#ifdef __AVX512BF16__
+constexpr Kernels<BFloat16> kOfBFloat16 = kernels_of<BFloat16, BFloat16>();
+const KernelSet kernels = {kernels_of<float, float>(), &kOfBFloat16, nullptr};
+#else
+constexpr Kernels<BFloat16, float> kOfWidened = kernels_of<BFloat16, float>();
+const KernelSet kernels = {kernels_of<float, float>(), nullptr, &kOfWidened};
+#endif
 }  // namespace RELUFORMER_ISA
 
 }  // namespace reluformer

@@ -45,30 +45,33 @@ struct Tile {
   Dropout dropout;
 };
 
-// Of float or BFloat16 tensors. "Pairs" is what oneDNN's products want as their second factor: for float the plain rows; for
+// Of tensors of Scalar, computed in tiles of Number: the same, or float for tensors of BFloat16 where the processor has no products of
+// bfloat16. They are widened as tiles are copied, and narrowed as results are written. "Pairs" is what oneDNN's products want as their second factor: for float the plain rows; for
 // bfloat16 two rows in each other, (rows / 2, columns, 2).
-template <typename Scalar>
+template <typename TensorScalar, typename TileNumber = TensorScalar>
 struct Kernels {
+  using Scalar = TensorScalar;
+  using Number = TileNumber;
   // (count, width) rows, `stride` apart → (padded_count, padded_width) with zeros behind and where `real` says so.
-  void (*copy_rows)(const Scalar* from, int64_t stride, int64_t count, int64_t width, const bool* real, Scalar* to,
+  void (*copy_rows)(const Scalar* from, int64_t stride, int64_t count, int64_t width, const bool* real, Number* to,
                     int64_t padded_count, int64_t padded_width);
   // (rows, columns) of multiples of kColumns → (columns, rows), `stride` apart; as pairs if asked for.
-  void (*transpose)(const Scalar* from, int64_t rows, int64_t columns, int64_t from_stride, bool pairs, Scalar* to, int64_t stride);
+  void (*transpose)(const Number* from, int64_t rows, int64_t columns, int64_t from_stride, bool pairs, Number* to, int64_t stride);
   // (rows, columns), `stride` apart → pairs
-  void (*pair_rows)(const Scalar* from, int64_t rows, int64_t columns, int64_t stride, Scalar* to);
+  void (*pair_rows)(const Number* from, int64_t rows, int64_t columns, int64_t stride, Number* to);
   // scores (rows, stride) → weights D h(x) (rows, stride), and sums of h(x) and of h(x) log h(x) added to (rows,) where not null.
   // The weights may be written over the scores.
-  void (*weigh[kActivations])(const Tile& tile, const float* scores, Scalar* weights, float* sums, float* sums_log);
+  void (*weigh[kActivations])(const Tile& tile, const float* scores, Number* weights, float* sums, float* sums_log);
   // gradients: of the dropped weights → of the products q·k, h'(x) (D g + rho_i + tau_i log h(x)) · scale, in rows and as pairs; and
   // D h(x) as pairs. rho, tau: (rows,). The outputs of float may be written over the inputs.
   void (*differentiate[kActivations])(const Tile& tile, const float* scores, const float* gradients, const float* rho,
-                                      const float* tau, Scalar* weights, Scalar* rows, Scalar* pairs);
+                                      const float* tau, Number* weights, Number* rows, Number* pairs);
   // values · factor_i → rows of a tensor; factors null: 1.
   void (*write_rows)(const float* values, int64_t values_stride, const float* factors, int64_t rows, int64_t width, Scalar* to, int64_t stride);
   // the same from (columns, rows) values: gradients of keys and values
   void (*write_transposed)(const float* values, int64_t values_stride, int64_t rows, int64_t width, Scalar* to, int64_t stride);
   // rows · factor_i, padded with zeros: the gradient of the output
-  void (*scale_rows)(const Scalar* from, int64_t stride, int64_t count, int64_t width, const float* factors, Scalar* to,
+  void (*scale_rows)(const Scalar* from, int64_t stride, int64_t count, int64_t width, const float* factors, Number* to,
                      int64_t padded_count, int64_t padded_width);
   // One query without a copy of keys and values: output (dims_v,), sums as in `weigh`. weights: room for (keys,) rounded up.
   void (*attend_row[kActivations])(const Tile& tile, const Scalar* query, const Scalar* keys, int64_t key_stride, const Scalar* values,
@@ -78,7 +81,8 @@ struct Kernels {
 
 struct KernelSet {
   Kernels<float> of_float;
-  Kernels<BFloat16> of_bfloat16;
+  const Kernels<BFloat16>* of_bfloat16;                // null without products of bfloat16
+  const Kernels<BFloat16, float>* of_widened_bfloat16;  // null with them
 };
 
 #ifdef __aarch64__

@@ -56,7 +56,7 @@ def compiled_attention(query: Tensor, key: Tensor, specification: Specification)
     if specification.activation not in ACTIVATIONS or query.dtype not in _DTYPES or query.device.type != "cpu":
         return None
     # A derivative in C++ does not take part in the transforms of torch.func, of which an error would tell nobody what to do.
-    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+    if torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling():
         return None
     return torch.ops.reluformer_cpu.attention.default if _serves(query.dtype, _is_worth_building(query, key)) else None
 
@@ -72,7 +72,7 @@ _serves._dynamo_marked_constant = True
 
 
 def _is_worth_building(query: Tensor, key: Tensor) -> bool:
-    if torch.compiler.is_compiling() or _stage == _SETTLED:
+    if _stage == _SETTLED or torch.compiler.is_compiling():
         return False
     scores = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad):
@@ -138,11 +138,24 @@ def _built() -> Any | None:
     except (CompiledAttentionError, OSError) as error:
         logger.log(
             logging.WARNING if is_served() else logging.INFO,
-            "The compiled attention could not be built in %s ($TORCH_EXTENSIONS_DIR names another folder): %s. The Python loop "
-            "computes instead: more slowly, with the same results to rounding. %s=0 turns this warning off.",
-            *(path.parent, error, VARIABLE),
+            "The compiled attention could not be built in %s ($TORCH_EXTENSIONS_DIR names another folder): %s.%s The Python loop "
+            "computes instead: attention is slower, with the same results to rounding, translation is by `generate`, in float32 "
+            "alone, and no network skips zeros. %s=0 turns this warning off.",
+            *(path.parent, error, _for_another_torch(), VARIABLE),
         )
         return None
+
+
+def _for_another_torch() -> str:
+    """What to do where the package came with a library, which serves the torch that it was built with alone."""
+    brought = sorted(path.name.split("-torch")[1].rsplit("-", 1)[0] for path in SOURCES.glob("attention-*-torch*.so"))
+    if not brought or torch.__version__ in brought:
+        return ""
+    wanted = " or ".join(brought)
+    return (
+        f" The one that the package brings is for torch {wanted}, and this is {torch.__version__}: install that torch or a "
+        "compiler."
+    )
 
 
 def _loaded(path: Path) -> Any | None:

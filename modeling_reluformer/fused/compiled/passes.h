@@ -18,19 +18,21 @@ struct Outputs {
 };
 
 // A first factor of a product.
-template <typename Scalar>
+template <typename Number>
 struct Factor {
-  const Scalar* data;
+  const Number* data;
   int64_t stride;
 };
 
-// Rows of a tensor with zeros behind them; where nothing is to be padded, its own memory.
-template <typename Scalar>
-Factor<Scalar> padded_rows(const Kernels<Scalar>& kernels, const Heads<const Scalar>& tensor, const Piece& piece, const Rows& rows,
-                           int64_t dims, int64_t padded_count, Scalar* room, int64_t padded) {
+// Rows of a tensor with zeros behind them; where nothing is to be widened or padded, its own memory.
+template <typename Scalar, typename Number>
+Factor<Number> padded_rows(const Kernels<Scalar, Number>& kernels, const Heads<const Scalar>& tensor, const Piece& piece, const Rows& rows,
+                           int64_t dims, int64_t padded_count, Number* room, int64_t padded) {
   const Scalar* from = tensor.row(piece.batch, rows.head, rows.begin);
-  if (rows.count == padded_count && dims == padded) {
-    return {from, tensor.stride};
+  if constexpr (std::is_same_v<Scalar, Number>) {
+    if (rows.count == padded_count && dims == padded) {
+      return {from, tensor.stride};
+    }
   }
   kernels.copy_rows(from, tensor.stride, rows.count, dims, nullptr, room, padded_count, padded);
   return {room, padded};
@@ -51,8 +53,8 @@ inline void write_statistics(const RowNumbers& row_sum, const RowNumbers& row_su
 }
 
 // Few queries: each passes over keys and values as they lie in memory.
-template <typename Scalar>
-void forward_few(const Kernels<Scalar>& kernels, const Piece& piece, const Call& call, const Inputs<Scalar>& in, const Outputs<Scalar>& out) {
+template <typename Scalar, typename Number>
+void forward_few(const Kernels<Scalar, Number>& kernels, const Piece& piece, const Call& call, const Inputs<Scalar>& in, const Outputs<Scalar>& out) {
   const int64_t count = real_length(piece);
   float *weights, *output;
   int32_t* masks;
@@ -64,7 +66,7 @@ void forward_few(const Kernels<Scalar>& kernels, const Piece& piece, const Call&
   const int32_t* real_keys = masks_of_keys(piece, call, count, masks);
   const Scalar* keys = in.key.row(piece.batch, piece.key_head, piece.key_begin);
   const Scalar* values = in.value.row(piece.batch, piece.key_head, piece.key_begin);
-  const Columns<Scalar> whole{count, call.dims};
+  const Columns<Number> whole{count, call.dims};
   for (int64_t head = piece.first_head; head < piece.first_head + piece.heads; ++head) {
     for (int64_t row = piece.query_begin; row < piece.query_end; ++row) {
       const Rows rows{head, row, 1, 1, count};
@@ -83,25 +85,25 @@ void forward_few(const Kernels<Scalar>& kernels, const Piece& piece, const Call&
   }
 }
 
-template <typename Scalar>
-void forward_piece(const Kernels<Scalar>& kernels, const Piece& piece, const Call& call, const Inputs<Scalar>& in, const Outputs<Scalar>& out) {
+template <typename Scalar, typename Number>
+void forward_piece(const Kernels<Scalar, Number>& kernels, const Piece& piece, const Call& call, const Inputs<Scalar>& in, const Outputs<Scalar>& out) {
   if (piece.query_end - piece.query_begin <= kSingleRows) {
     forward_few(kernels, piece, call, in, out);
     return;
   }
   Scratch& scratch = scratch_of_this_thread();
   const int64_t count = real_length(piece);
-  Columns<Scalar> keys(count, call.dims), values(count, call.dims_v);
-  Scalar *query, *weights;
+  Columns<Number> keys(count, call.dims), values(count, call.dims_v);
+  Number *query, *weights;
   float *scores, *output, *sums, *sums_log;
   uint32_t* row_keys;
   int32_t* masks;
   scratch.fit([&] {
     keys.lay_out(scratch, false, true);
     values.lay_out(scratch, true, false);
-    query = scratch.part<Scalar>(kQueries * keys.padded);
+    query = scratch.part<Number>(kQueries * keys.padded);
     scores = scratch.part<float>(kQueries * keys.width);
-    weights = std::is_same_v<Scalar, float> ? reinterpret_cast<Scalar*>(scores) : scratch.part<Scalar>(kQueries * keys.width);
+    weights = std::is_same_v<Number, float> ? reinterpret_cast<Number*>(scores) : scratch.part<Number>(kQueries * keys.width);
     output = scratch.part<float>(kQueries * values.padded);
     sums = scratch.part<float>(kQueries);
     sums_log = scratch.part<float>(kQueries);
@@ -111,8 +113,8 @@ void forward_piece(const Kernels<Scalar>& kernels, const Piece& piece, const Cal
   const int32_t* real_keys = masks_of_keys(piece, call, count, masks);
   keys.fill(kernels, in.key.row(piece.batch, piece.key_head, piece.key_begin), in.key.stride, call.dims, piece.real);
   values.fill(kernels, in.value.row(piece.batch, piece.key_head, piece.key_begin), in.value.stride, call.dims_v, piece.real);
-  for_each_rows<Scalar>(piece, call, count, [&](const Rows& rows) {
-    const Factor<Scalar> queries = padded_rows(kernels, in.query, piece, rows, call.dims, rows.padded, query, keys.padded);
+  for_each_rows(piece, call, count, [&](const Rows& rows) {
+    const Factor<Number> queries = padded_rows(kernels, in.query, piece, rows, call.dims, rows.padded, query, keys.padded);
     fill_dropout_keys(piece, call, rows, row_keys);
     std::fill_n(sums, kQueries, 0.0f);
     std::fill_n(sums_log, kQueries, 0.0f);
@@ -145,10 +147,10 @@ struct KeySums {
 };
 
 // Sums of a piece → rows of the gradient of its keys or values; zeros for keys behind the last real one.
-template <typename Scalar>
-void write_key_gradient(const Kernels<Scalar>& kernels, const Piece& piece, int64_t dims, const float* sums, const Heads<Scalar>& gradient) {
+template <typename Scalar, typename Number>
+void write_key_gradient(const Kernels<Scalar, Number>& kernels, const Piece& piece, int64_t dims, const float* sums, const Heads<Scalar>& gradient) {
   const int64_t count = real_length(piece), length = piece.key_end - piece.key_begin;
-  const Columns<Scalar> columns(count, dims);
+  const Columns<Number> columns(count, dims);
   for (int64_t index = 0; index * columns.width < count; ++index) {
     const int64_t first = index * columns.width, used = std::min(columns.width, count - first);
     kernels.write_transposed(sums + first * columns.padded, columns.width, used, dims,
@@ -172,14 +174,14 @@ inline void fill_gains(const RowNumbers& row_sum, const RowNumbers& row_sum_log,
   }
 }
 
-template <typename Scalar>
-void backward_piece(const Kernels<Scalar>& kernels, const Piece& piece, const Call& call, const Inputs<Scalar>& in,
+template <typename Scalar, typename Number>
+void backward_piece(const Kernels<Scalar, Number>& kernels, const Piece& piece, const Call& call, const Inputs<Scalar>& in,
                     const Gradients<Scalar>& gradients, const KeySums& shared) {
   Scratch& scratch = scratch_of_this_thread();
   const int64_t count = real_length(piece);
-  Columns<Scalar> keys(count, call.dims), values(count, call.dims_v);
-  constexpr bool is_float = std::is_same_v<Scalar, float>;
-  Scalar *query, *query_transposed, *incoming, *incoming_transposed, *weights, *rows_of_gradient, *pairs;
+  Columns<Number> keys(count, call.dims), values(count, call.dims_v);
+  constexpr bool is_float = std::is_same_v<Number, float>;
+  Number *query, *query_transposed, *incoming, *incoming_transposed, *weights, *rows_of_gradient, *pairs;
   float *scores, *gradient, *grad_query, *rho, *tau;
   KeySums total{};
   uint32_t* row_keys;
@@ -188,16 +190,16 @@ void backward_piece(const Kernels<Scalar>& kernels, const Piece& piece, const Ca
   scratch.fit([&] {
     keys.lay_out(scratch, true, true);
     values.lay_out(scratch, false, true);
-    query = scratch.part<Scalar>(kQueries * most);
-    query_transposed = scratch.part<Scalar>(kQueries * most);
-    incoming = scratch.part<Scalar>(kQueries * most);
-    incoming_transposed = scratch.part<Scalar>(kQueries * most);
+    query = scratch.part<Number>(kQueries * most);
+    query_transposed = scratch.part<Number>(kQueries * most);
+    incoming = scratch.part<Number>(kQueries * most);
+    incoming_transposed = scratch.part<Number>(kQueries * most);
     scores = scratch.part<float>(area);
     gradient = scratch.part<float>(area);
     grad_query = scratch.part<float>(kQueries * keys.padded);
-    weights = is_float ? reinterpret_cast<Scalar*>(scores) : scratch.part<Scalar>(area);
-    pairs = is_float ? reinterpret_cast<Scalar*>(gradient) : scratch.part<Scalar>(area);
-    rows_of_gradient = is_float ? pairs : scratch.part<Scalar>(area);
+    weights = is_float ? reinterpret_cast<Number*>(scores) : scratch.part<Number>(area);
+    pairs = is_float ? reinterpret_cast<Number*>(gradient) : scratch.part<Number>(area);
+    rows_of_gradient = is_float ? pairs : scratch.part<Number>(area);
     rho = scratch.part<float>(kQueries);
     tau = scratch.part<float>(kQueries);
     row_keys = scratch.part<uint32_t>(kQueries);
@@ -210,10 +212,10 @@ void backward_piece(const Kernels<Scalar>& kernels, const Piece& piece, const Ca
   const int32_t* real_keys = masks_of_keys(piece, call, count, masks);
   keys.fill(kernels, in.key.row(piece.batch, piece.key_head, piece.key_begin), in.key.stride, call.dims, piece.real);
   values.fill(kernels, in.value.row(piece.batch, piece.key_head, piece.key_begin), in.value.stride, call.dims_v, piece.real);
-  for_each_rows<Scalar>(piece, call, count, [&](const Rows& rows) {
+  for_each_rows(piece, call, count, [&](const Rows& rows) {
     const float* scale = in.row_scale.row(piece.batch, rows.head, rows.begin);
     const int64_t sixteens = round_up(rows.count, kColumns);
-    const Factor<Scalar> queries = padded_rows(kernels, in.query, piece, rows, call.dims, sixteens, query, keys.padded);
+    const Factor<Number> queries = padded_rows(kernels, in.query, piece, rows, call.dims, sixteens, query, keys.padded);
     kernels.scale_rows(gradients.output.row(piece.batch, rows.head, rows.begin), gradients.output.stride, rows.count, call.dims_v, scale, incoming, sixteens, values.padded);
     kernels.transpose(queries.data, sixteens, keys.padded, queries.stride, false, query_transposed, kQueries);
     kernels.transpose(incoming, sixteens, values.padded, values.padded, false, incoming_transposed, kQueries);

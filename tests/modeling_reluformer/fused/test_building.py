@@ -99,6 +99,17 @@ def test_without_a_compiler_one_warning_says_what_to_do(fresh, caplog, tmp_path,
     assert "The Python loop computes instead" in line and caplog.records[-1].levelno == logging.WARNING
 
 
+def test_a_library_for_another_torch_and_no_compiler_is_one_warning_that_names_both(fresh, caplog, tmp_path):
+    fresh.setenv("PATH", str(tmp_path))
+    fresh.delenv("CXX", raising=False)
+    name = library_name(library.SOURCES, library.UNITS)
+    (library.SOURCES / name.replace(f"torch{torch.__version__}", "torch2.12.1+cu130")).write_text("of a wheel")
+    assert library.library(large=True) is None
+    (line,) = caplog.messages
+    assert f"is for torch 2.12.1+cu130, and this is {torch.__version__}: install that torch or a compiler." in line
+    assert "translation is by `generate`" in line
+
+
 @needs_compiler
 def test_sources_that_do_not_compile_are_one_warning_with_the_words_of_the_compiler(fresh, caplog):
     (library.SOURCES / "attention.cpp").write_text("int answer() { return nothing; }")

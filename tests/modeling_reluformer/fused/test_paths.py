@@ -204,15 +204,18 @@ def test_a_gradient_of_stride_zero(path):
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("name", ["plain", "blocks", "avx512", *TRITON])
+@pytest.mark.parametrize("name", ["plain", "blocks", *COMPILED, *TRITON])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_errs_no_more_than_the_plain_computation(name, dtype, monkeypatch):
-    if (name, dtype) == ("avx512", torch.float16) or (name == "triton" and INTERPRETED and dtype == torch.bfloat16):
+    if (name in COMPILED and dtype == torch.float16) or (name == "triton" and INTERPRETED and dtype == torch.bfloat16):
         return  # the compiled loop leaves float16 to the others, and the interpreter has no products of bfloat16
     for path in forced_path(name, monkeypatch):
-        keys = 70 if path.is_slow else 257
-        for queries, mask in product((3, keys), ({}, {"causal": True})):
-            inputs = random_inputs(batch=1, queries=queries, keys=keys, head_dim=64, dtype=dtype)
+        # whole tiles, which float32 reads where they are, and features that fill no register
+        sizes = (
+            ((3, 70, 64), (70, 70, 64)) if path.is_slow else ((3, 257, 64), (257, 257, 64), (64, 256, 64), (70, 65, 43))
+        )
+        for (queries, keys, width), mask in product(sizes, ({}, {"causal": True})):
+            inputs = random_inputs(batch=1, queries=queries, keys=keys, head_dim=width, dtype=dtype)
             options = {"activation": "relu", "statistics": ALL, "scale": SCALE}
             seen = visible_pairs((1, queries, keys), **mask)
             usual = results(lambda *tensors: reference(*tensors, seen=seen, **options), inputs.leaves())  # noqa: B023
@@ -220,6 +223,21 @@ def test_half_precision_errs_no_more_than_the_plain_computation(name, dtype, mon
             for name_of, exact, rival, ours in zip(NAMES, truth, usual, found, strict=True):
                 error = relative_error(ours, exact)
                 assert error <= max(3 * relative_error(rival, exact), 1e-6) and error < 0.01, f"{name_of}: {error:.1e}"
+
+
+@pytest.mark.parametrize(("queries", "keys", "width"), [(3, 70, 43), (70, 300, 43), (64, 256, 64)])
+def test_avx2_computes_bfloat16_as_float32_and_rounds_once(queries, keys, width, monkeypatch):
+    for _ in forced_path("avx2", monkeypatch):
+        inputs = random_inputs(queries=queries, keys=keys, head_dim=width, dtype=torch.bfloat16)
+        gradient, found = torch.randn_like(inputs.query), []
+        for dtype in (torch.bfloat16, torch.float32):
+            leaves = [tensor.detach().to(dtype).requires_grad_() for tensor in inputs[:3]]
+            output, *statistics = relu_attention(*leaves, row_scale=inputs.row_scale.float().detach(), statistics=ALL)
+            gains = [gradient.to(dtype), *map(torch.ones_like, statistics)]
+            gradients = torch.autograd.grad([output, *statistics], leaves, gains)
+            found.append([*statistics, *(item.bfloat16() for item in (output, *gradients))])
+        for ours, wanted in zip(*found, strict=True):
+            assert torch.equal(ours, wanted)
 
 
 @pytest.mark.parametrize("length", [60, 4096])
