@@ -1,4 +1,4 @@
-# make demo · make test · make test-all · make test-avx2 · make test-kills · make mutants · make test-peer · make bench · make bench-avx2 · make bench-sparse · make size · make gpu-bundle · make studies-smoke ·
+# make demo · make test · make test-all · make test-avx2 · make test-arm · make test-kills · make mutants · make test-peer · make bench · make bench-avx2 · make bench-sparse · make size · make gpu-bundle · make studies-smoke ·
 # make studies · make wheel · make lint: each sets up .venv by itself. Nothing but Python ≥ 3.11, make and git is needed. make test-newest sets up
 # .venv-newest; make test-oldest sets up .venv-oldest, and needs Python 3.11.
 #
@@ -15,7 +15,7 @@ THREADS ?= 1
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-all test-avx2 test-kills mutants test-peer test-newest test-newest-short test-oldest bench bench-avx2 bench-sparse size gpu-bundle studies-smoke studies reproduction error-table docs docs-serve docs-links space example-card wheel lint format clean
+.PHONY: demo test test-slow test-all test-avx2 test-arm test-kills mutants test-peer test-newest test-newest-short test-oldest bench bench-avx2 bench-sparse size gpu-bundle studies-smoke studies reproduction error-table docs docs-serve docs-links space example-card wheel lint format clean
 
 EVERYDAY := "Wo ist der Bahnhof?" "Ich habe heute leider keine Zeit." "Kannst du mir bitte helfen?"
 demo: .venv/train
@@ -45,6 +45,27 @@ EMULATED := qemu-x86_64-static -cpu Haswell-noTSX,-pcid,-x2apic,-tsc-deadline,-i
 test-avx2: .venv/all .venv/compiled
 	@command -v $(firstword $(EMULATED)) >/dev/null || { echo "needs $(firstword $(EMULATED)), on Linux on x86-64 (Debian: apt install qemu-user-static)"; exit 1; }
 	OMP_NUM_THREADS=$(THREADS) $(EMULATED) $(BIN)/python -m tests.smaller_processor
+
+# The compiled library on ARM, by a cross compiler and an emulator: attention, sparse networks, and translation with the bits of x86. ARM holds
+# Debian's Python for arm64, and the last torch for it without CUDA, which is older than the package's lower bound: only the library needs it.
+ARM := .venv-arm
+ARM_TOOLS := aarch64-linux-gnu-g++ qemu-aarch64-static apt-get dpkg
+test-arm: .venv/all .venv/compiled
+	@for tool in $(ARM_TOOLS); do command -v $$tool >/dev/null || { echo "needs $$tool, on Debian 12 on x86-64 (apt install g++-aarch64-linux-gnu qemu-user-static)"; exit 1; }; done
+	@dpkg --print-foreign-architectures | grep -qx arm64 || { echo "needs the packages of arm64: dpkg --add-architecture arm64 && apt-get update"; exit 1; }
+	$(MAKE) $(ARM)/ready
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m tests.arm_processor $(ARM)
+
+ARM_DEBIAN := python3.11-minimal libpython3.11-minimal libpython3.11-stdlib libc6 libstdc++6 libgomp1 libgcc-s1 zlib1g libexpat1 libffi8 \
+	libssl3 libbz2-1.0 liblzma5 libuuid1 libcrypt1
+ARM_PYTHON := torch==2.9.1 numpy typing_extensions sympy mpmath networkx jinja2 markupsafe filelock fsspec
+$(ARM)/ready:
+	rm -rf $(ARM) && mkdir -p $(ARM)/packages $(ARM)/root
+	cd $(ARM)/packages && apt-get download -q $(addsuffix :arm64,$(ARM_DEBIAN))
+	for package in $(ARM)/packages/*.deb; do dpkg -x $$package $(ARM)/root || exit 1; done
+	$(BIN)/python -m pip install -q --target $(ARM)/site --platform manylinux_2_28_aarch64 --platform manylinux_2_17_aarch64 \
+		--only-binary=:all: --no-deps --no-compile --python-version 311 $(ARM_PYTHON)
+	touch $@
 
 # 100 kills of a tiny training at random moments: each run must end like one that was never killed.
 test-kills: .venv/all

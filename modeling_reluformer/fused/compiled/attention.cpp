@@ -21,7 +21,7 @@ using reluformer::RowNumbers;
 // Below so many multiplications and additions a second thread costs more than it gains.
 constexpr double kWorkOfAThread = 1 << 18;
 
-// Whether this processor and torch compute a dtype: the products are oneDNN's small ones.
+// Whether this processor and torch compute a dtype: on x86 the products are oneDNN's small ones.
 bool supports(at::ScalarType dtype) {
   if (reluformer::chosen_set() == nullptr || !at::globalContext().userEnabledMkldnn()) {
     return false;
@@ -144,7 +144,7 @@ void for_each_piece(const Pieces& pieces, double work, Function function) {
     for (int64_t index = begin; index < end; ++index) {
       function(pieces.all[index], index);
     }
-    at::native::cpublas::brgemm_release();
+    reluformer::release_products();
   });
 }
 

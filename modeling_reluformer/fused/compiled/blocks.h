@@ -1,4 +1,4 @@
-// Attention of one head of keys in tiles: products by oneDNN's small kernels, everything between them by kernels.h.
+// Attention of one head of keys in tiles: products by oneDNN's small kernels, on ARM by product.h; everything between them by kernels.h.
 //
 //     O_i = r_i sum_j D_ij u_ij v_j     S_i = r_i sum_j u_ij     T_i = r_i (sum_j u_ij log u_ij + log r_i sum_j u_ij)
 //
@@ -7,8 +7,10 @@
 // with x_ij = c q_i·k_j, u_ij = h(x_ij). Nothing here allocates but Scratch, which a thread keeps.
 #pragma once
 
+#ifndef __aarch64__
 #include <ATen/native/CPUBlas.h>
 #include <c10/util/BFloat16.h>
+#endif
 
 #include <algorithm>
 #include <cmath>
@@ -19,6 +21,9 @@
 #include <vector>
 
 #include "kernels.h"
+#ifdef __aarch64__
+#include "product.h"
+#endif
 
 namespace reluformer {
 
@@ -79,6 +84,7 @@ inline uint32_t dropout_key(int64_t seed, int64_t piece, int64_t head, int64_t r
   return static_cast<uint32_t>(key >> 32);
 }
 
+#ifndef __aarch64__
 // C (m, n) = A (m, k) B (k, n) + C if asked for; strides in elements; B of bfloat16 as pairs.
 inline void multiply(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_stride, const float* b, int64_t b_stride, float* c,
                      int64_t c_stride, bool add) {
@@ -90,6 +96,11 @@ inline void multiply(int64_t m, int64_t n, int64_t k, const BFloat16* a, int64_t
   at::native::cpublas::brgemm(m, n, k, a_stride, b_stride, c_stride, add, reinterpret_cast<const at::BFloat16*>(a),
                               reinterpret_cast<const at::BFloat16*>(b), c);
 }
+
+inline void release_products() {
+  at::native::cpublas::brgemm_release();
+}
+#endif
 
 // Memory of one thread, aligned, cut into parts. It grows to what the largest call needs.
 class Scratch {

@@ -30,6 +30,7 @@ _FLAGS = (
 )
 _AVX2 = ("-mavx2", "-mfma")
 _AVX512 = (*_AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "bf16")), "-mprefer-vector-width=512")
+_DOTPROD = "-march=armv8.2-a+dotprod"
 _EXACT = "-ffp-contract=off"  # the same bits with every instruction set
 
 
@@ -48,18 +49,32 @@ def _for(instruction_set: str, source: str, *flags: str) -> Unit:
     return Unit(source, (f"-DRELUFORMER_ISA={instruction_set}", "-Wno-psabi", *flags))
 
 
-# The whole library: torch's part, and the loops once for each instruction set, of which the processor's is chosen at run time.
-UNITS = (
-    Unit("attention.cpp"),
-    Unit("sparse_ffn.cpp"),
+_X86 = (
     _for("avx2", "kernels.cpp", *_AVX2),
     _for("avx512", "kernels.cpp", *_AVX512),
     _for("avx2", "sparse_kernels.cpp", *_AVX2),
     _for("avx512", "sparse_kernels.cpp", *_AVX512, "-mavx512vnni"),
-    Unit("translation.cpp"),
     _for("avx2", "translation_kernels.cpp", *_AVX2, _EXACT),
     _for("avx512", "translation_kernels.cpp", *_AVX512, "-mavx512vnni", _EXACT),
 )
+_ARM = (
+    _for("neon", "kernels.cpp"),
+    _for("neon", "sparse_kernels.cpp"),
+    _for("dotprod", "sparse_kernels.cpp", _DOTPROD),
+    _for("neon", "translation_kernels.cpp", _EXACT),
+    _for("dotprod", "translation_kernels.cpp", _DOTPROD, _EXACT),
+)
+# Systems that the library is built for, and their processors.
+_SERVED = (("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64"))
+
+
+def units_of(machine: str) -> tuple[Unit, ...]:
+    """The whole library: torch's part, and the loops once for each instruction set, chosen at run time."""
+    loops = _ARM if machine in ("aarch64", "arm64") else _X86
+    return (Unit("attention.cpp"), Unit("sparse_ffn.cpp"), Unit("translation.cpp", (_EXACT,)), *loops)
+
+
+UNITS = units_of(platform.machine())
 
 
 def library_name(folder: Path, units: Sequence[Unit]) -> str:
@@ -71,8 +86,8 @@ def library_name(folder: Path, units: Sequence[Unit]) -> str:
 
 
 def is_served() -> bool:
-    """Whether there is a compiled attention for this kind of processor and system: oneDNN's products decide that."""
-    return sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64")
+    """Whether there is a compiled attention for this kind of processor and system."""
+    return (sys.platform, platform.machine()) in _SERVED
 
 
 def find_compiler() -> list[str]:
@@ -83,7 +98,7 @@ def find_compiler() -> list[str]:
     """
     if not is_served():
         raise CompiledAttentionError(
-            f"it serves x86-64 processors under Linux, not {platform.machine()} {sys.platform}"
+            f"it serves x86-64 and ARM under Linux, and ARM under macOS, not {platform.machine()} {sys.platform}"
         )
     if chosen := shlex.split(os.environ.get("CXX", "")):
         return chosen
@@ -103,11 +118,16 @@ def build_library(folder: Path, units: Sequence[Unit], target: Path, compiler: l
     """
     headers = [f"-I{_TORCH / 'include'}", f"-I{_TORCH / 'include/torch/csrc/api/include'}"]
     # torch's threads: others would not follow `set_num_threads`. What g++ calls is in the file that torch has loaded.
-    link_threads = ["-fopenmp"] if "clang" in _run([*compiler, "--version"]) else []
+    threads, link_threads = ["-fopenmp"], []
+    if sys.platform == "darwin":
+        # Apple's clang refuses the option itself, and has neither header nor library: torch brings them along.
+        threads, link_threads = ["-Xclang", "-fopenmp"], ["-lomp"]
+    elif "clang" in _run([*compiler, "--version"]):
+        link_threads = ["-fopenmp"]
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".building-") as room:
         objects = [f"{room}/{number}.o" for number in range(len(units))]
         commands = [
-            [*compiler, *_FLAGS, *unit.flags, "-fopenmp", *headers, "-c", str(folder / unit.source), "-o", to]
+            [*compiler, *_FLAGS, *unit.flags, *threads, *headers, "-c", str(folder / unit.source), "-o", to]
             for unit, to in zip(units, objects, strict=True)
         ]
         with ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -13,6 +13,10 @@
 #include "sparse_kernels.h"
 #include "translation_kernels.h"
 
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
 namespace reluformer {
 
 struct InstructionSet {
@@ -26,6 +30,17 @@ struct InstructionSet {
 inline const std::vector<InstructionSet>& instruction_sets() {
   static const std::vector<InstructionSet> sets = [] {
     std::vector<InstructionSet> found;
+#ifdef __aarch64__
+#ifdef __linux__
+    const bool has_dotprod = getauxval(AT_HWCAP) & (1ul << 20);  // HWCAP_ASIMDDP, which old headers do not name
+#else
+    const bool has_dotprod = true;  // of Apple's, all do
+#endif
+    if (has_dotprod) {
+      found.push_back({"dotprod", &neon::kernels, &dotprod::sparse_kernels, &dotprod::translation_kernels});
+    }
+    found.push_back({"neon", &neon::kernels, &neon::sparse_kernels, &neon::translation_kernels});
+#else
     if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni")) {
       if (const TranslationKernels* amx = avx512::amx_translation_kernels()) {
@@ -36,6 +51,7 @@ inline const std::vector<InstructionSet>& instruction_sets() {
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
       found.push_back({"avx2", &avx2::kernels, &avx2::sparse_kernels, &avx2::translation_kernels});
     }
+#endif
     return found;
   }();
   return sets;

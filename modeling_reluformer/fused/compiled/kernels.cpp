@@ -1,4 +1,4 @@
-// The kernels of kernels.h for one instruction set, RELUFORMER_ISA: avx2 or avx512.
+// The kernels of kernels.h for one instruction set, RELUFORMER_ISA: avx2, avx512 or neon.
 #include "kernels.h"
 
 #include <cstring>
@@ -68,7 +68,9 @@ __attribute__((always_inline)) inline void transpose_block(Floats (&block)[kLane
   if constexpr (kLanes == 16) {
     exchange<8>(block, EachLane());
   }
-  exchange<4>(block, EachLane());
+  if constexpr (kLanes >= 8) {
+    exchange<4>(block, EachLane());
+  }
   exchange<2>(block, EachLane());
   exchange<1>(block, EachLane());
 }

@@ -85,11 +85,17 @@ struct KernelSet {
   const Kernels<BFloat16, float>* of_widened_bfloat16;  // null with them
 };
 
+#ifdef __aarch64__
+namespace neon {
+extern const KernelSet kernels;
+}
+#else
 namespace avx2 {
 extern const KernelSet kernels;
 }
 namespace avx512 {
 extern const KernelSet kernels;
 }
+#endif
 
 }  // namespace reluformer

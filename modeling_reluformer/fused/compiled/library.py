@@ -159,7 +159,7 @@ def _for_another_torch() -> str:
 
 
 def _loaded(path: Path) -> Any | None:
-    """None on a processor without AVX2. A second library with these operators would end the process: one stays for good."""
+    """None on a processor without AVX2 or NEON. A second library with these operators would end the process."""
     global loaded_from
     operators = torch.ops.reluformer_cpu
     if loaded_from is None:
@@ -170,8 +170,8 @@ def _loaded(path: Path) -> Any | None:
         loaded_from = path
         if not operators.supports(torch.float32):
             logger.warning(
-                "The compiled attention needs a processor with AVX2, and a torch with oneDNN that is switched on; the Python "
-                "loop computes instead. %s=0 turns this warning off.",
+                "The compiled attention needs a processor with AVX2 or NEON, and a torch with oneDNN that is switched on; the "
+                "Python loop computes instead. %s=0 turns this warning off.",
                 VARIABLE,
             )
     return operators if operators.instruction_sets() else None

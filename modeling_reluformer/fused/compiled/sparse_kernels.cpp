@@ -1,7 +1,11 @@
-// The kernels of sparse_kernels.h for one instruction set, RELUFORMER_ISA: avx2 or avx512.
+// The kernels of sparse_kernels.h for one instruction set, RELUFORMER_ISA: avx2 or avx512, neon or dotprod.
 #include "sparse_kernels.h"
 
+#ifdef __aarch64__
+#include <arm_neon.h>
+#else
 #include <immintrin.h>
+#endif
 
 #include <cmath>
 #include <cstring>
@@ -17,7 +21,7 @@ typedef int16_t Shorts __attribute__((vector_size(2 * kLanes)));
 // Neurons that are computed side by side share the loads of x, and hide the latency of a sum.
 constexpr int kNeurons = 4;
 // Rows of x that share the loads of weights: as many as there are registers for their sums.
-#ifdef __AVX512F__
+#if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kRows = 4;
 #else
 constexpr int kRows = 2;
@@ -76,7 +80,7 @@ struct Products<BFloat16> {
 #endif
 
 // Exact in integers, and so the same on every processor.
-#ifdef __AVX512VNNI__
+#if defined(__AVX512VNNI__)
 template <>
 struct Products<int8_t> {
   typedef __m512i Part;
@@ -85,11 +89,31 @@ struct Products<int8_t> {
   static constexpr bool kIsShifted = true;  // bytes of x are 128 too large, which is taken back as 128 · Σ w
   static const uint8_t* rows(const InputRows& x) { return x.bytes; }
   static Part part_of_x(const uint8_t* place) { return _mm512_loadu_si512(place); }
+  static Part shift() { return _mm512_set1_epi8(static_cast<char>(128)); }
   static Part part(const int8_t* place) { return _mm512_loadu_si512(place); }
   static Total add(Total total, Part x, Part weights) { return _mm512_dpbusd_epi32(total, x, weights); }
   static float sum(Total total, Total excess, float scale) {
     return static_cast<float>(sum_of(reinterpret_cast<Ints>(total) - reinterpret_cast<Ints>(excess))) * scale;
   }
+};
+#elif defined(__aarch64__)
+template <>
+struct Products<int8_t> {
+  typedef int8x16_t Part;
+  typedef int32x4_t Total;
+  static constexpr int64_t kStep = 16;
+  static const uint8_t* rows(const InputRows& x) { return x.bytes; }
+  static Part part_of_x(const uint8_t* place) { return vreinterpretq_s8_u8(veorq_u8(vld1q_u8(place), vdupq_n_u8(128))); }
+  static Part part(const int8_t* place) { return vld1q_s8(place); }
+  static Total add(Total total, Part x, Part weights) {
+#ifdef __ARM_FEATURE_DOTPROD
+    return vdotq_s32(total, x, weights);
+#else
+    total = vpadalq_s16(total, vmull_s8(vget_low_s8(x), vget_low_s8(weights)));
+    return vpadalq_s16(total, vmull_high_s8(x, weights));
+#endif
+  }
+  static float sum(Total total, Total, float scale) { return static_cast<float>(sum_of(reinterpret_cast<Ints>(total))) * scale; }
 };
 #else
 template <>
@@ -123,7 +147,7 @@ inline void dot(const Weight* const* weights, const Weight* const* next, const I
     for (int n = 0; n < N; ++n) {
       const auto part = P::part(place[n] + offset);
       if constexpr (kIsShifted) {
-        excess[n] = P::add(excess[n], _mm512_set1_epi8(static_cast<char>(128)), part);
+        excess[n] = P::add(excess[n], P::shift(), part);
       }
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {

@@ -58,11 +58,20 @@ struct SparseKernelSet {
   SparseKernels<int8_t> of_int8;
 };
 
+#ifdef __aarch64__
+namespace neon {
+extern const SparseKernelSet sparse_kernels;
+}
+namespace dotprod {
+extern const SparseKernelSet sparse_kernels;
+}
+#else
 namespace avx2 {
 extern const SparseKernelSet sparse_kernels;
 }
 namespace avx512 {
 extern const SparseKernelSet sparse_kernels;
 }
+#endif
 
 }  // namespace reluformer

@@ -1,7 +1,11 @@
-// The kernels of translation_kernels.h for one instruction set, RELUFORMER_ISA: avx2 or avx512.
+// The kernels of translation_kernels.h for one instruction set, RELUFORMER_ISA: avx2 or avx512, neon or dotprod.
 #include "translation_kernels.h"
 
+#ifdef __aarch64__
+#include <arm_neon.h>
+#else
 #include <immintrin.h>
+#endif
 
 // Compilers before these know no AMX.
 #if defined(__AVX512VNNI__) && defined(__linux__) && ((defined(__clang__) && __clang_major__ >= 12) || (!defined(__clang__) && __GNUC__ >= 11))
@@ -56,12 +60,18 @@ inline float sum_over(int64_t width, Function value) {
   Floats sums[kSums] = {};
   int64_t i = 0;
   for (; i + 16 <= width; i += 16) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int part = 0; part < kSums; ++part) {
       sums[part] += value(Read{kLanes}, i + part * kLanes);
     }
   }
-  float sum = sum_of(kSums == 2 ? sums[0] + sums[kSums - 1] : sums[0]);
+  Floats total = sums[0];
+  if constexpr (kSums == 2) {
+    total = sums[0] + sums[1];
+  } else if constexpr (kSums == 4) {
+    total = (sums[0] + sums[2]) + (sums[1] + sums[3]);
+  }
+  float sum = sum_of(total);
   for (; i < width; i += kLanes) {
     const Floats rest = value(Read{std::min<int64_t>(kLanes, width - i)}, i);
     for (int64_t lane = 0; lane < std::min<int64_t>(kLanes, width - i); ++lane) {
@@ -117,7 +127,9 @@ constexpr int64_t kNearRows = 64;  // of many outputs each: more lie on more pag
 
 // Every sum is one chain of fused multiply-adds in the order of the inputs: the same with every instruction set, number of rows and thread.
 inline Floats fused(float a, Floats b, Floats c) {
-#ifdef __AVX512F__
+#if defined(__aarch64__)
+  return reinterpret_cast<Floats>(vfmaq_n_f32(reinterpret_cast<float32x4_t>(c), reinterpret_cast<float32x4_t>(b), a));
+#elif defined(__AVX512F__)
   return reinterpret_cast<Floats>(_mm512_fmadd_ps(_mm512_set1_ps(a), reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(c)));
 #else
   return reinterpret_cast<Floats>(_mm256_fmadd_ps(_mm256_set1_ps(a), reinterpret_cast<__m256>(b), reinterpret_cast<__m256>(c)));
@@ -125,9 +137,11 @@ inline Floats fused(float a, Floats b, Floats c) {
 }
 
 #ifdef __AVX512F__
-constexpr int kFloatRows = 8, kNearBlocks = 2;
+constexpr int kFloatRows = 8, kNearBlocks = 2, kBlocksOfFewRows = 4;
+#elif defined(__aarch64__)
+constexpr int kFloatRows = 6, kNearBlocks = 1, kBlocksOfFewRows = 2;
 #else
-constexpr int kFloatRows = 6, kNearBlocks = 1;
+constexpr int kFloatRows = 6, kNearBlocks = 1, kBlocksOfFewRows = 4;
 #endif
 
 // R rows and B neighbouring blocks of sixteen outputs
@@ -193,7 +207,7 @@ void multiply_floats(const PackedFloats& matrix, const float* from, int64_t stri
     multiply_float_rows<rows, blocks>(matrix, from + row * stride, stride, block, to + row * to_stride, to_stride);
   };
   if (count <= 2) {  // as many sums as a processor has under way, since each waits for the one before it
-    for_blocks<2, 4>(count, begin, end, multiply_rows);
+    for_blocks<2, kBlocksOfFewRows>(count, begin, end, multiply_rows);
   }
   for_blocks<kFloatRows, kNearBlocks>(count, begin, end, multiply_rows);
   for_blocks<kFloatRows, 1>(count, begin, end, multiply_rows);
@@ -212,6 +226,7 @@ typedef int32_t Sums[kOutputs];
 #if defined(__AVX512VNNI__)
 typedef __m512i Totals;
 typedef __m512i Weights;
+constexpr bool kBytesAreShifted = true;  // by 128, which `finish` takes back
 constexpr int kByteRows = 8, kByteBlocks = 2, kBlocksOfARow = 4;  // four sums at least, since each waits for the one before it
 
 inline Weights load_weights(const int8_t* weights) {
@@ -221,6 +236,33 @@ inline Weights load_weights(const int8_t* weights) {
 inline void add_products(Totals& totals, int32_t four, const Weights& weights) {
   totals = _mm512_dpbusd_epi32(totals, _mm512_set1_epi32(four), weights);
 }
+#elif defined(__aarch64__)
+struct Totals {
+  int32x4_t quarters[4];
+};
+struct Weights {
+  int8x16_t quarters[4];
+};
+constexpr bool kBytesAreShifted = false;  // products are of signed bytes
+constexpr int kByteRows = 4, kByteBlocks = 1, kBlocksOfARow = 2;
+
+inline Weights load_weights(const int8_t* weights) {
+  return {vld1q_s8(weights), vld1q_s8(weights + 16), vld1q_s8(weights + 32), vld1q_s8(weights + 48)};
+}
+
+inline void add_products(Totals& totals, int32_t four, const Weights& weights) {
+  const int8x16_t value = vreinterpretq_s8_u8(veorq_u8(vreinterpretq_u8_s32(vdupq_n_s32(four)), vdupq_n_u8(128)));
+#pragma GCC unroll 4
+  for (int part = 0; part < 4; ++part) {
+#ifdef __ARM_FEATURE_DOTPROD
+    totals.quarters[part] = vdotq_s32(totals.quarters[part], weights.quarters[part], value);
+#else
+    const int32x4_t low = vpaddlq_s16(vmull_s8(vget_low_s8(weights.quarters[part]), vget_low_s8(value)));
+    const int32x4_t high = vpaddlq_s16(vmull_high_s8(weights.quarters[part], value));
+    totals.quarters[part] = vaddq_s32(totals.quarters[part], vpaddq_s32(low, high));
+#endif
+  }
+}
 #else
 struct Totals {
   __m256i halves[2];
@@ -228,6 +270,7 @@ struct Totals {
 struct Weights {
   __m256i even[2], odd[2];  // pairs in 16 bits each, without the saturation of vpmaddubsw
 };
+constexpr bool kBytesAreShifted = true;
 constexpr int kByteRows = 4, kByteBlocks = 1, kBlocksOfARow = 1;
 
 inline Weights load_weights(const int8_t* weights) {
@@ -256,7 +299,8 @@ inline void finish(const PackedBytes& matrix, const int32_t* sums, float scale, 
   const auto *scales = matrix.scales + first, *biases = matrix.biases + first;
   const int32_t* shifts = matrix.sums + first;
   write(to + first, std::min(kOutputs, matrix.outputs - first), [&](auto read, int64_t n) {
-    return __builtin_convertvector(read(sums + n) - read(shifts + n), Floats) * (scale * read(scales + n)) + read(biases + n);
+    const auto sum = kBytesAreShifted ? read(sums + n) - read(shifts + n) : read(sums + n);
+    return __builtin_convertvector(sum, Floats) * (scale * read(scales + n)) + read(biases + n);
   });
 }
 
@@ -403,7 +447,9 @@ void add_and_norm(float* states, const float* updates, int64_t count, int64_t wi
 }
 
 inline bool any(Ints lanes) {
-#if defined(__AVX512F__)
+#if defined(__aarch64__)
+  return vmaxvq_u32(reinterpret_cast<uint32x4_t>(lanes)) != 0;
+#elif defined(__AVX512F__)
   return _mm512_test_epi32_mask(reinterpret_cast<__m512i>(lanes), reinterpret_cast<__m512i>(lanes)) != 0;
 #else
   return _mm256_testz_si256(reinterpret_cast<__m256i>(lanes), reinterpret_cast<__m256i>(lanes)) == 0;

@@ -64,6 +64,14 @@ struct TranslationKernels {
   void (*largest)(const float* row, int64_t width, int64_t count, float* numbers, int64_t* places);
 };
 
+#ifdef __aarch64__
+namespace neon {
+extern const TranslationKernels translation_kernels;
+}
+namespace dotprod {
+extern const TranslationKernels translation_kernels;
+}
+#else
 namespace avx2 {
 extern const TranslationKernels translation_kernels;
 }
@@ -72,5 +80,6 @@ extern const TranslationKernels translation_kernels;
 // The same with products of bytes by AMX; null where the processor, the system or the compiler has none.
 const TranslationKernels* amx_translation_kernels();
 }
+#endif
 
 }  // namespace reluformer

@@ -19,8 +19,10 @@
 
 namespace reluformer {
 
-#ifdef __AVX512F__
+#if defined(__AVX512F__)
 constexpr int kLanes = 16;
+#elif defined(__aarch64__)
+constexpr int kLanes = 4;
 #else
 constexpr int kLanes = 8;
 #endif
@@ -111,8 +113,10 @@ inline auto sum_of(Lanes value) {
   typedef std::remove_reference_t<decltype(value[0])> Four __attribute__((vector_size(16)));
   Four part[kLanes / 4];
   std::memcpy(part, &value, sizeof part);
-  Four sum = part[0] + part[1];
-  if constexpr (kLanes == 16) {
+  Four sum = part[0];
+  if constexpr (kLanes == 8) {
+    sum = part[0] + part[1];
+  } else if constexpr (kLanes == 16) {
     sum = (part[0] + part[2]) + (part[1] + part[3]);
   }
   return (sum[0] + sum[2]) + (sum[1] + sum[3]);
