@@ -168,11 +168,15 @@ void dispatch(at::ScalarType dtype, Function function) {
   const reluformer::KernelSet& set = *reluformer::chosen_set()->attention;
   if (dtype == at::kFloat) {
     function(set.of_float);
-  } else if (set.of_bfloat16) {
-    function(*set.of_bfloat16);
-  } else {
-    function(*set.of_widened_bfloat16);
+    return;
   }
+#ifndef __aarch64__  // whose products are of floats alone
+  if (set.of_bfloat16) {
+    function(*set.of_bfloat16);
+    return;
+  }
+#endif
+  function(*set.of_widened_bfloat16);
 }
 
 std::tuple<Tensor, Tensor, Tensor> forward(RELUFORMER_TENSORS, RELUFORMER_OPTIONS(int64_t)) {
