@@ -30,24 +30,11 @@ def main(folder: Path) -> int:
     target = folder / building.library_name(sources, units).replace("x86_64", "aarch64")
     if not target.is_file():
         building.build_library(sources, units, target, [COMPILER])
-    python, variables = (
-        root / "usr/bin/python3.11",
-        {"PYTHONPATH": site, "PYTHONHOME": root / "usr", "OMP_NUM_THREADS": "1"},
-    )
-    settings = [part for name, value in variables.items() for part in ("-E", f"{name}={value}")]
-    checks = Path(arm_checks.__file__)
-    command = [
-        EMULATOR,
-        "-cpu",
-        "max",
-        "-L",
-        str(root),
-        *settings,
-        str(python),
-        str(checks),
-        str(target),
-        str(expected),
-    ]
+    variables = {"PYTHONPATH": site, "PYTHONHOME": root / "usr", "OMP_NUM_THREADS": "1"}
+    emulator = [EMULATOR, "-cpu", "max", "-L", root]
+    for name, value in variables.items():
+        emulator += ["-E", f"{name}={value}"]
+    command = [*emulator, root / "usr/bin/python3.11", arm_checks.__file__, target, expected]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LD_"))}
     return subprocess.run(command, env=environment).returncode
 

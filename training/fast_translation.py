@@ -6,6 +6,7 @@ The search is that of Transformers' `generate`, for greedy decoding and beams; i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -135,7 +136,7 @@ class Search:
 
 
 class Hypothesis(NamedTuple):
-    """Target token ids with the one that ends them, without the start token, and log p(ids | source)."""
+    """Target token ids with the one that ends them, without the start token, and log p(ids | source): NaN if not asked for."""
 
     ids: list[int]
     log_probability: float
@@ -172,8 +173,11 @@ class FastTranslationModel:
         )
         del self._weights
 
-    def translate(self, sources: list[list[int]], search: Search) -> list[Hypothesis]:
-        """The best translation of each source, which is given as token ids."""
+    def translate(self, sources: list[list[int]], search: Search, scores: bool = False) -> list[Hypothesis]:
+        """The best translation of each source, which is given as token ids.
+
+        scores: with its log-probability. Beam search knows it; greedy decoding needs a softmax a step for it.
+        """
         lengths = [len(source) for source in sources]
         ids = torch.tensor([token for source in sources for token in source])
         if ids.numel() and not 0 <= ids.min() <= ids.max() < self.config.vocab_size:
@@ -185,18 +189,20 @@ class FastTranslationModel:
             search.num_beams,
             self.config.decoder_attention_heads,
         )
-        find = self._greedy if search.num_beams == 1 else self._beams
-        return find(state, len(sources), search)
+        if search.num_beams == 1:
+            return self._greedy(state, len(sources), search, scores)
+        return self._beams(state, len(sources), search)
 
-    def _greedy(self, state: Any, sources: int, search: Search) -> list[Hypothesis]:
+    def _greedy(self, state: Any, sources: int, search: Search, scores: bool) -> list[Hypothesis]:
         translations: list[list[int]] = [[] for _ in range(sources)]
-        log_probabilities = torch.zeros(sources)
+        log_probabilities = torch.full((sources,), 0.0 if scores else math.nan)
         running = list(range(sources))
         tokens, parents = torch.full((sources,), self.start), None
         for _ in range(search.max_new_tokens):
             logits = self._model.step(state, tokens, parents)
             tokens, parents = logits.argmax(dim=1), None
-            log_probabilities[running] += logits.log_softmax(dim=1).gather(1, tokens.unsqueeze(1)).squeeze(1)
+            if scores:
+                log_probabilities[running] += logits.log_softmax(dim=1).gather(1, tokens.unsqueeze(1)).squeeze(1)
             chosen = tokens.tolist()
             for row, token in zip(running, chosen, strict=True):
                 translations[row].append(token)

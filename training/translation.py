@@ -42,11 +42,10 @@ _WORTH_BUILDING = 8  # sentences
 _BATCHES_AT_ONCE = 8
 # Options of `GenerationConfig` that would return something else than one translation of a text, or limit it twice.
 _NOT_HERE = {"max_length", "num_return_sequences", "return_dict_in_generate", "guidance_scale", "stop_strings"}
-
 _Key = tuple[int, int, int]  # the number of a text, of a sentence in it, and of a piece in that
 
 
-class Score(NamedTuple):
+class _Score(NamedTuple):
     """Of one source: log p(target | source), and over how many target tokens."""
 
     log_probability: float
@@ -59,7 +58,7 @@ class _Batch(NamedTuple):
 
     ids: Tensor
     unfinished: int
-    scores: list[Score]
+    scores: list[_Score]
 
 
 class ScoredTranslation(NamedTuple):
@@ -232,8 +231,14 @@ class Translator:
     @property
     def _options(self) -> dict[str, Any]:
         names = (
-            *("num_beams", "length_penalty", "max_new_tokens", "batch_tokens"),
-            *("split", "long_sources", "compute", "scores"),
+            "num_beams",
+            "length_penalty",
+            "max_new_tokens",
+            "batch_tokens",
+            "split",
+            "long_sources",
+            "compute",
+            "scores",
         )
         return {name: getattr(self, name) for name in names} | self.generation
 
@@ -294,7 +299,7 @@ class Translator:
             for part in parts:
                 pieces = _pieces(sources, part)
                 translated: dict[_Key, str] = {}
-                scores: dict[_Key, Score] = {}
+                scores: dict[_Key, _Score] = {}
                 for keys in self._batches(pieces):
                     with self._evaluation_mode():
                         batch = self._generate([pieces[key] for key in keys])
@@ -315,7 +320,7 @@ class Translator:
             )
 
     @staticmethod
-    def _scored(text: str, scores: list[Score]) -> ScoredTranslation:
+    def _scored(text: str, scores: list[_Score]) -> ScoredTranslation:
         tokens = sum(score.tokens for score in scores)
         total = sum(score.log_probability for score in scores)
         return ScoredTranslation(text, total / tokens if tokens else math.nan)
@@ -339,11 +344,11 @@ class Translator:
     def _generate(self, sources: list[list[int]]) -> _Batch:
         limit = self.limit(max(map(len, sources)))
         if (fast := self._fast_model(len(sources))) is not None:
-            results = fast.translate(sources, Search(self.num_beams, limit, self.length_penalty))
+            results = fast.translate(sources, Search(self.num_beams, limit, self.length_penalty), self.scores)
             ids = pad_sequence(
                 [torch.tensor([fast.start, *each.ids]) for each in results], True, self.tokenizer.pad_token_id
             )
-            scores = [Score(each.log_probability, len(each.ids)) for each in results] if self.scores else []
+            scores = [_Score(each.log_probability, len(each.ids)) for each in results] if self.scores else []
             return _Batch(ids, sum(each.ids[-1] != fast.end for each in results), scores)
         padded = self.tokenizer.pad({"input_ids": sources}, return_tensors="pt").to(self.model.device)
         output = self.model.generate(
@@ -369,7 +374,7 @@ class Translator:
         finished = torch.isin(before, torch.as_tensor(ends, device=ids.device)).any(dim=1)
         return _Batch(ids, int((~finished).sum()), scores)
 
-    def _scores_of(self, output: Any, ends: Any) -> list[Score]:
+    def _scores_of(self, output: Any, ends: Any) -> list[_Score]:
         """Those of what `generate` returned: what stands behind the first token that ends a translation does not count."""
         generated = output.sequences[:, 1:]
         of_tokens = self.model.compute_transition_scores(
@@ -380,7 +385,7 @@ class Translator:
             is_end = torch.isin(generated, torch.as_tensor(ends, device=generated.device))
             counted = is_end.cumsum(dim=1) - is_end.long() == 0
         sums = of_tokens.where(counted, torch.zeros_like(of_tokens)).sum(dim=1)
-        return [Score(*each) for each in zip(sums.tolist(), counted.sum(dim=1).tolist(), strict=True)]
+        return [_Score(*each) for each in zip(sums.tolist(), counted.sum(dim=1).tolist(), strict=True)]
 
     def _fast_model(self, sources: int) -> FastTranslationModel | None:
         """Made anew when the weights have changed. The library is built for it if there are enough sentences to gain from it."""

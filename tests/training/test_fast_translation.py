@@ -71,7 +71,7 @@ def generated(model, search: Search) -> list[list[int]]:
 def test_the_tokens_are_those_of_generate(name, search, threads):
     model = sharp_model(**MODELS[name])
     assert reason_against(model, {}) is None
-    hypotheses = FastTranslationModel(model, "float32").translate(SOURCES, search)
+    hypotheses = FastTranslationModel(model, "float32").translate(SOURCES, search, scores=True)
     assert [each.ids for each in hypotheses] == generated(model, search)
     for source, (ids, log_probability) in zip(SOURCES, hypotheses, strict=True):
         assert log_probability == pytest.approx(log_probability_of(model, source, ids), abs=2e-4)
@@ -106,7 +106,7 @@ def test_scores_are_the_mean_log_probabilities_of_the_tokens(computed_by, num_be
         ids = FastTranslationModel(model, "float32").translate([source], search)[0].ids
         assert score == pytest.approx(log_probability_of(model, source, ids) / len(ids), abs=1e-4)
     parts = [tokenizer(text)["input_ids"] for text in ("zwei drei vier fünf sechs.", "Sieben acht!")]
-    of_parts = [FastTranslationModel(model, "float32").translate([part], search)[0] for part in parts]
+    of_parts = [FastTranslationModel(model, "float32").translate([part], search, scores=True)[0] for part in parts]
     total, tokens = sum(each.log_probability for each in of_parts), sum(len(each.ids) for each in of_parts)
     assert scored[2].log_probability == pytest.approx(total / tokens, abs=1e-4)
 
