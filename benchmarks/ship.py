@@ -37,7 +37,7 @@ from reluformer.hub_cards.space import SYSTEM_OF_GRAPHS
 from reluformer.training.data.corpus import load_split
 from reluformer.training.data.readers import text_lines
 from reluformer.training.loading import load_model_and_tokenizer
-from reluformer.training.run.records import run_record, write_json
+from reluformer.training.run.records import git_state, run_record, write_json
 from reluformer.training.run.run_folder import CARD_FILE, RECIPE_FILE
 from reluformer.training.scoring.metrics import score_translations
 from reluformer.training.shipped import FIGURES_FILE
@@ -86,6 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--multi30k", type=Path, default=Path("data/multi30k"), help="default: data/multi30k")
     options = parser.parse_args(arguments)
     folder, idle = options.output, os.getloadavg()[0] < _BUSY
+    measured_commit = git_state(Path(__file__))  # before the folder, which git knows, is written to
     if (options.run is None) != (options.twin is None):
         parser.error("--run and --twin belong together; without both, the graphs of --output are made anew")
     if options.run is None:
@@ -97,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             write_model(options.run, folder)
         figures = measure(options.run, options.twin, folder, options.multi30k, idle)
         write_card(options.run, folder, figures)
-    write_json(folder / FIGURES_FILE, figures)
+    write_json(folder / FIGURES_FILE, figures | measured_commit)
     print(f"{folder}: {_megabytes(folder.rglob('*')):.1f} MB")
     if not idle:
         print("Other programs were computing on this machine: no seconds were measured. Run it again when it is idle.")
