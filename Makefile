@@ -218,6 +218,6 @@ clean:
 
 # Before the tests, which would all wait for the one that builds; without a compiler, they say so themselves.
 test test-slow: .venv/compiled
-.venv/compiled: .venv/all $(wildcard modeling_reluformer/fused/compiled/*)
-	-$(BIN)/python -m reluformer.modeling_reluformer.fused.compiled
+.venv/compiled: .venv/all $(wildcard modeling_reluformer/compiled/*)
+	-$(BIN)/python -m reluformer.modeling_reluformer.compiled
 	touch $@

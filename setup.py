@@ -16,7 +16,7 @@ from setuptools import find_packages, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
-COMPILED = "reluformer/modeling_reluformer/fused/compiled"  # by the links: a source package has nothing else
+COMPILED = "reluformer/modeling_reluformer/compiled"  # by the links: a source package has nothing else
 
 
 class BuildWithCompiledAttention(build_py):
@@ -74,7 +74,7 @@ setup(
     package_data={
         # without the ONNX graphs: `reluformer export` writes them
         "reluformer": ["py.typed", "models/*.md", "models/*/*"],
-        "reluformer.modeling_reluformer.fused.compiled": ["*.cpp", "*.h"],
+        "reluformer.modeling_reluformer.compiled": ["*.h", "*/*.cpp", "*/*.h"],
         "reluformer.configuration": ["recipes/*.yaml", "recipes/*.txt", "accelerate/*.yaml"],
         "reluformer.hub_cards": ["*.md", "static/*"],
     },

@@ -17,7 +17,7 @@ import psutil
 import torch
 from tqdm.auto import tqdm
 
-from reluformer.modeling_reluformer.fused.compiled.library import library
+from reluformer.modeling_reluformer.compiled.library import library
 from reluformer.training.run.records import run_record, write_json
 
 PAGES = Path(__file__).parent

@@ -46,6 +46,13 @@ __version__ = "{version}"
 __all__ = ["relu_attention"]
 '''
 
+_NOTHING_COMPILED = '''"""What the package computes by its compiled library: a kernel carries none."""
+
+
+def compiled_operator(query, key, specification):
+    return None
+'''
+
 
 def write_kernel(folder: str | Path, *, repo_id: str = DEFAULT_REPO_ID) -> Path:
     """Writes the kernel, its metadata, card and licence, and returns the folder. The same package always writes the same bytes.
@@ -66,8 +73,11 @@ def write_kernel(folder: str | Path, *, repo_id: str = DEFAULT_REPO_ID) -> Path:
         )
     package, place = distribution("reluformer"), Path(modeling_reluformer.__file__).parent
     modules = {name: (place / name).read_text(encoding="utf-8") for name in MODULES}
-    # `fused/__init__.py` of the package adds the compiled loop, which a kernel does not carry
-    modules |= {"__init__.py": _INIT.format(version=package.version), "fused/__init__.py": ""}
+    modules |= {
+        "__init__.py": _INIT.format(version=package.version),
+        "fused/__init__.py": "",
+        "fused/compiled_operator.py": _NOTHING_COMPILED,
+    }
     # Tells one content of the modules from another.
     build = hashlib.sha256(json.dumps(modules, sort_keys=True).encode()).hexdigest()[:10]
     licence = next(file for file in package.files if file.name == "LICENSE")

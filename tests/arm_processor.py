@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from reluformer.modeling_reluformer.fused.compiled import building
-from reluformer.modeling_reluformer.fused.compiled.library import library
+from reluformer.modeling_reluformer.compiled import building
+from reluformer.modeling_reluformer.compiled.library import library
 from tests import arm_checks
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"

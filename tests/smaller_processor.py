@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from reluformer.modeling_reluformer.fused.compiled.library import library
+from reluformer.modeling_reluformer.compiled.library import library
 
 ATTENTION = "tests/modeling_reluformer/fused/test_paths.py::test"
 TRANSLATION = "tests/training/test_fast_translation.py::test"

@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import reluformer
-from reluformer.modeling_reluformer.fused.compiled.building import UNITS, library_name
+from reluformer.modeling_reluformer.compiled.building import UNITS, library_name
 
 ROOT = Path(__file__).parent.parent
 LINKS = sorted(path for path in (ROOT / "reluformer").iterdir() if path.is_symlink())  # a folder of the package each
@@ -30,7 +30,17 @@ FILES = (
     *("pyproject.toml", "setup.py", "MANIFEST.in"),
     *("README.md", "LICENSE", "NOTICE", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "SECURITY.md"),
 )
-DATA = ("py.typed", "recipes/*.yaml", "recipes/*.txt", "accelerate/*.yaml", "static/*", "*.md", "*.cpp", "*.h")
+DATA = (
+    "py.typed",
+    "recipes/*.yaml",
+    "recipes/*.txt",
+    "accelerate/*.yaml",
+    "static/*",
+    "*.md",
+    "*.h",
+    "*/*.cpp",
+    "*/*.h",
+)
 MODELS = ("models/*.md", "models/*/*")  # each with all but its ONNX graphs
 # A user's first lines, where the package alone is installed.
 USE = """
@@ -131,7 +141,7 @@ def with_stub(source, tmp_path) -> Path:
     """The same with a compiled attention that does nothing."""
     folder = tmp_path / "stub"
     shutil.copytree(source, folder, symlinks=True)
-    for path in (folder / "modeling_reluformer" / "fused" / "compiled").glob("*.cpp"):
+    for path in (folder / "modeling_reluformer" / "compiled").rglob("*.cpp"):
         path.write_text("// nothing\n", encoding="utf-8")
     return folder
 
@@ -139,7 +149,7 @@ def with_stub(source, tmp_path) -> Path:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 def test_the_wheel_of_the_source_package_holds_the_compiled_attention_where_the_build_has_torch(with_stub, tmp_path):
-    compiled = with_stub / "modeling_reluformer" / "fused" / "compiled"
+    compiled = with_stub / "modeling_reluformer" / "compiled"
     code = "from setuptools.build_meta import build_sdist; build_sdist('dist')"
     subprocess.run([sys.executable, "-c", code], cwd=with_stub, capture_output=True, check=True)
     (archive,) = with_stub.glob("dist/*.tar.gz")
@@ -150,7 +160,7 @@ def test_the_wheel_of_the_source_package_holds_the_compiled_attention_where_the_
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name.split("-")[2:4] == ["py3", "none"] and not wheel.stem.endswith("-any")
     libraries = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith((".so", ".lock"))]
-    assert libraries == [f"reluformer/modeling_reluformer/fused/compiled/{library_name(compiled, UNITS)}"]
+    assert libraries == [f"reluformer/modeling_reluformer/compiled/{library_name(compiled, UNITS)}"]
 
 
 @pytest.mark.slow

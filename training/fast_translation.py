@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from reluformer.modeling_reluformer.attention_reluformer import scale_of_rows, sinusoidal_table
-from reluformer.modeling_reluformer.fused.compiled.library import library, quantized_neurons
+from reluformer.modeling_reluformer.compiled.library import library, quantized_neurons
 
 if TYPE_CHECKING:  # importing Transformers' modelling code takes longer than a short translation
     from types import SimpleNamespace

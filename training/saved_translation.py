@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from reluformer.modeling_reluformer.attention_reluformer import ATTENTION_SCALINGS, LARGEST_ALPHA
-from reluformer.modeling_reluformer.fused.compiled.library import library
+from reluformer.modeling_reluformer.compiled.library import library
 from reluformer.training.fast_translation import SavedModel, reason_against
 from reluformer.training.shipped import located
 from reluformer.training.translation import Translator

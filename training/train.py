@@ -17,7 +17,7 @@ from reluformer.configuration.errors import TrainingStopped, UserError, one_line
 from reluformer.configuration.recipe import Recipe
 from reluformer.configuration.recipe_checks import check_recipe
 from reluformer.configuration.scores import SCORES
-from reluformer.modeling_reluformer.fused.compiled import library
+from reluformer.modeling_reluformer.compiled import library
 from reluformer.training.averaging import average_checkpoints
 from reluformer.training.data.corpus import has_split
 from reluformer.training.data.preparation import PreparedCorpus, prepare_corpus

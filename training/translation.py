@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 
 from reluformer.configuration.errors import UserError, one_line
-from reluformer.modeling_reluformer.fused.compiled.library import library
+from reluformer.modeling_reluformer.compiled.library import library
 from reluformer.training.data.moses import MosesStep
 from reluformer.training.data.readers import is_unicode
 from reluformer.training.data.sentences import DOCUMENT, source_language

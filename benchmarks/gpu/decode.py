@@ -16,7 +16,8 @@ import torch
 
 from benchmarks.gpu.campaign import CUDA, DEVICE, Cell, timed
 from reluformer.modeling_reluformer.fused import attention
-from reluformer.modeling_reluformer.fused.operator import compiled_operator, operator_for
+from reluformer.modeling_reluformer.fused.compiled_operator import compiled_operator
+from reluformer.modeling_reluformer.fused.operator import operator_for
 from reluformer.modeling_reluformer.fused.specification import Specification
 
 QUERIES, KEYS = (1, 2, 4, 8, 16, 32, 64), (16, 64, 256, 1024)

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from ..attention_reluformer import reference_attention, scale_of_rows, wide
-from .operator import compiled_operator, operator_for, refuse_dual
+from .compiled_operator import compiled_operator
+from .operator import operator_for, refuse_dual
 from .specification import Specification, check_inputs, check_scaling
 
 # Plain products are faster than the Triton kernels and the blockwise loop for so few queries, and than the loop for so few

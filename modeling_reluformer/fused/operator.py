@@ -27,13 +27,6 @@ _TENSORS = 3 + TENSOR_COUNT
 _STATISTICS = [field.name for field in fields(Specification)].index("statistics") - TENSOR_COUNT
 
 
-def compiled_operator(query: Tensor, key: Tensor, specification: Specification) -> Any | None:
-    """What computes a call on a CPU faster than the blockwise loop, with the same arguments; None: nothing does.
-
-    The package puts the compiled library in its place (`__init__`), which a Hub kernel does not have.
-    """
-
-
 def operator_for(query: Tensor) -> Any:
     """What computes a call that no compiled attention takes."""
     if query.device.type != "cuda" or torch.compiler.is_compiling():

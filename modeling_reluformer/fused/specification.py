@@ -1,7 +1,7 @@
 """What one call of `relu_attention` computes, in one piece, and the check of it.
 
 To add an option: a field here, its check, the reference, and the loops that can compute it (blockwise.py, the Triton kernels,
-compiled/); a loop that cannot refuses it by name, or leaves the call to one that can (`compiled.library`).
+compiled/attention/); a loop that cannot refuses it by name, or leaves the call to one that can (`compiled_operator`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STATISTICS = ("none", "sum", "sum+entropy")
 class Specification:
     """What `relu_attention` computes of query, key and value. Its options are the arguments of the same names there.
 
-    The fields stand in the order of the arguments of the operators, here and in C++ (compiled/differentiation.h).
+    The fields stand in the order of the arguments of the operators, here and in C++ (compiled/attention/differentiation.h).
 
     row_scale: r_i > 0, (batch, 1 or heads, queries), float32, or float64 where the query is; None: 1.
     cu_seqlens_q, cu_seqlens_k: int32 or int64 (sequences + 1,), where packed sequences start and end. batch is 1, the sequences

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.activations import ReLUSquaredActivation
 
-from ..fused.compiled.library import library, quantized_neurons
+from ..compiled.library import library, quantized_neurons
 from ..layers_reluformer import SparseActivation
 
 MOST_ROWS = 8

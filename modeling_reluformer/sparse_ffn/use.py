@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..fused.compiled.library import library
+from ..compiled.library import library
 from .forward import DTYPES, Block, SparseFeedForward, SparseProjection, sparse_blocks
 
 # A forward that computes something else is off by about its whole output.
@@ -53,7 +53,7 @@ def use_sparse_ffn(model: PreTrainedModel, enabled: bool = True, *, int8: bool =
     if enabled and (operators is None or model.dtype not in DTYPES):
         raise ValueError(
             f"use_sparse_ffn needs a model in float32 or bfloat16, it is {model.dtype}, and the compiled library; `python -m "
-            "reluformer.modeling_reluformer.fused.compiled` says whether it can be had."
+            "reluformer.modeling_reluformer.compiled` says whether it can be had."
         )
     blocks = sparse_blocks(model) if enabled else []
     forwards = [pair for block in blocks for pair in _forwards(block, operators, int8)]

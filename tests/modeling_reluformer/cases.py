@@ -28,8 +28,8 @@ from reluformer import (
     ReLUFormerVisionConfig,
     use_relu_attention,
 )
+from reluformer.modeling_reluformer.compiled import library as compiled_library
 from reluformer.modeling_reluformer.configuration_reluformer import valid_attention_implementations
-from reluformer.modeling_reluformer.fused.compiled import library as compiled_library
 from reluformer.modeling_reluformer.loss_reluformer import row_penalty
 from reluformer.training.conversion import FOREIGN_MODELS, convert_model
 

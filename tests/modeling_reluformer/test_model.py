@@ -11,8 +11,8 @@ from transformers import DynamicCache, EncoderDecoderCache
 
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 from reluformer.modeling_reluformer.attention_reluformer import Visibility
+from reluformer.modeling_reluformer.compiled import library
 from reluformer.modeling_reluformer.configuration_reluformer import valid_attention_implementations
-from reluformer.modeling_reluformer.fused.compiled import library
 from reluformer.modeling_reluformer.layers_reluformer import AttentionContext, GatedRMSNorm
 from reluformer.modeling_reluformer.loss_reluformer import Measured
 

@@ -9,7 +9,7 @@ import torch
 from transformers import GenerationConfig
 
 from reluformer import Translator
-from reluformer.modeling_reluformer.fused.compiled.library import library
+from reluformer.modeling_reluformer.compiled.library import library
 from reluformer.training import fast_translation, translation
 from reluformer.training.fast_translation import COMPUTE, FastTranslationModel, Search, reason_against
 from reluformer.training.run.divergence import DivergenceWatch

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from reluformer import Translator
 from reluformer.configuration.errors import UserError
-from reluformer.modeling_reluformer.fused.compiled.library import library
+from reluformer.modeling_reluformer.compiled.library import library
 from reluformer.training.loading import load_model_config
 from reluformer.training.saved_translation import expected_shapes, quick_translator
 from reluformer.training.shipped import shipped_models

@@ -15,7 +15,7 @@ import reluformer.modeling_reluformer.fused.blockwise as blockwise
 import reluformer.modeling_reluformer.fused.operator as operator
 from reluformer import relu_attention
 from reluformer.modeling_reluformer.attention_reluformer import reference_attention
-from reluformer.modeling_reluformer.fused.compiled.library import library
+from reluformer.modeling_reluformer.compiled.library import library
 
 from ..cases import python_loop
 

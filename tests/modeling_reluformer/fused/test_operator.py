@@ -8,7 +8,8 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from reluformer import relu_attention
-from reluformer.modeling_reluformer.fused.compiled import library
+from reluformer.modeling_reluformer.compiled import library
+from reluformer.modeling_reluformer.fused import compiled_operator
 from reluformer.modeling_reluformer.fused.operator import pointwise_attention
 from reluformer.modeling_reluformer.fused.specification import SCHEMA, Specification
 
@@ -123,22 +124,22 @@ def test_while_onednn_is_off_the_python_loop_computes():
     *inputs, row_scale = random_inputs(dtype=torch.float32)
     expected, served = (
         relu_attention(*inputs, row_scale=row_scale),
-        library.compiled_attention(*inputs[:2], Specification()),
+        compiled_operator.compiled_operator(*inputs[:2], Specification()),
     )
-    library._served_dtypes.cache_clear()
+    compiled_operator._served_dtypes.cache_clear()
     with torch.backends.mkldnn.flags(enabled=False):
         torch.testing.assert_close(relu_attention(*inputs, row_scale=row_scale), expected)
-    assert library.compiled_attention(*inputs[:2], Specification()) is served
+    assert compiled_operator.compiled_operator(*inputs[:2], Specification()) is served
 
 
 def test_only_a_large_call_builds(monkeypatch):
     """Never one of a `generate` of ten tokens."""
     asked = []
-    monkeypatch.setattr(library, "library", lambda large: asked.append(large))
+    monkeypatch.setattr(compiled_operator, "library", lambda large: asked.append(large))
     monkeypatch.setattr(library, "_stage", library._BEGINNING)
     short, long = (torch.empty(1, 8, length, 1).requires_grad_() for length in (100, 1024))
     for tensor in (short, long):
-        library.compiled_attention(tensor, tensor, Specification())
+        compiled_operator.compiled_operator(tensor, tensor, Specification())
     with torch.no_grad():
-        library.compiled_attention(long, long, Specification())
+        compiled_operator.compiled_operator(long, long, Specification())
     assert asked == [False, True, False]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from reluformer.modeling_reluformer.fused.compiled.library import library
+from reluformer.modeling_reluformer.compiled.library import library
 from reluformer.modeling_reluformer.sparse_ffn.forward import Neurons, PreparedWeights
 
 # rows, features, neurons, outputs: below, at and above the widths of vectors, blocks of neurons and of rows

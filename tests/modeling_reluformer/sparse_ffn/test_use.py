@@ -10,7 +10,7 @@ import transformers
 from torch import nn
 
 from reluformer import ReLUFormerDecoderConfig, ReLUFormerForCausalLM, ReLUFormerForImageClassification, use_sparse_ffn
-from reluformer.modeling_reluformer.fused.compiled.library import library
+from reluformer.modeling_reluformer.compiled.library import library
 from reluformer.modeling_reluformer.sparse_ffn import forward
 from reluformer.modeling_reluformer.sparse_ffn.forward import sparse_blocks
 

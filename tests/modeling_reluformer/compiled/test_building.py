@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from reluformer.modeling_reluformer.fused.compiled import building, library
-from reluformer.modeling_reluformer.fused.compiled.building import Unit, library_name
+from reluformer.modeling_reluformer.compiled import building, library
+from reluformer.modeling_reluformer.compiled.building import Unit, library_name
 
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, building.COMPILERS)), reason="needs a C++ compiler on the PATH"

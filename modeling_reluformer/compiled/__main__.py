@@ -1,4 +1,4 @@
-"""`python -m reluformer.modeling_reluformer.fused.compiled` builds the compiled attention ahead and prints where it is."""
+"""`python -m reluformer.modeling_reluformer.compiled` builds the compiled attention ahead and prints where it is."""
 
 import sys
 

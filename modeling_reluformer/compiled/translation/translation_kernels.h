@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "kernels.h"
+#include "attention/kernels.h"
 
 namespace reluformer {
 

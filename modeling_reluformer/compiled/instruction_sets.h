@@ -9,9 +9,9 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels.h"
-#include "sparse_kernels.h"
-#include "translation_kernels.h"
+#include "attention/kernels.h"
+#include "sparse_ffn/sparse_kernels.h"
+#include "translation/translation_kernels.h"
 
 #if defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>

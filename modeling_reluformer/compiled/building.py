@@ -50,19 +50,19 @@ def _for(instruction_set: str, source: str, *flags: str) -> Unit:
 
 
 _X86 = (
-    _for("avx2", "kernels.cpp", *_AVX2),
-    _for("avx512", "kernels.cpp", *_AVX512),
-    _for("avx2", "sparse_kernels.cpp", *_AVX2),
-    _for("avx512", "sparse_kernels.cpp", *_AVX512, "-mavx512vnni"),
-    _for("avx2", "translation_kernels.cpp", *_AVX2, _EXACT),
-    _for("avx512", "translation_kernels.cpp", *_AVX512, "-mavx512vnni", _EXACT),
+    _for("avx2", "attention/kernels.cpp", *_AVX2),
+    _for("avx512", "attention/kernels.cpp", *_AVX512),
+    _for("avx2", "sparse_ffn/sparse_kernels.cpp", *_AVX2),
+    _for("avx512", "sparse_ffn/sparse_kernels.cpp", *_AVX512, "-mavx512vnni"),
+    _for("avx2", "translation/translation_kernels.cpp", *_AVX2, _EXACT),
+    _for("avx512", "translation/translation_kernels.cpp", *_AVX512, "-mavx512vnni", _EXACT),
 )
 _ARM = (
-    _for("neon", "kernels.cpp"),
-    _for("neon", "sparse_kernels.cpp"),
-    _for("dotprod", "sparse_kernels.cpp", _DOTPROD),
-    _for("neon", "translation_kernels.cpp", _EXACT),
-    _for("dotprod", "translation_kernels.cpp", _DOTPROD, _EXACT),
+    _for("neon", "attention/kernels.cpp"),
+    _for("neon", "sparse_ffn/sparse_kernels.cpp"),
+    _for("dotprod", "sparse_ffn/sparse_kernels.cpp", _DOTPROD),
+    _for("neon", "translation/translation_kernels.cpp", _EXACT),
+    _for("dotprod", "translation/translation_kernels.cpp", _DOTPROD, _EXACT),
 )
 # Systems that the library is built for, and their processors.
 _SERVED = (("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64"))
@@ -71,7 +71,12 @@ _SERVED = (("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64"))
 def units_of(machine: str) -> tuple[Unit, ...]:
     """The whole library: torch's part, and the loops once for each instruction set, chosen at run time."""
     loops = _ARM if machine in ("aarch64", "arm64") else _X86
-    return (Unit("attention.cpp"), Unit("sparse_ffn.cpp"), Unit("translation.cpp", (_EXACT,)), *loops)
+    return (
+        Unit("attention/attention.cpp"),
+        Unit("sparse_ffn/sparse_ffn.cpp"),
+        Unit("translation/translation.cpp", (_EXACT,)),
+        *loops,
+    )
 
 
 UNITS = units_of(platform.machine())
@@ -80,8 +85,9 @@ UNITS = units_of(platform.machine())
 def library_name(folder: Path, units: Sequence[Unit]) -> str:
     """The name of the file for this state of the sources, kind of processor and version of torch: they may share a folder."""
     digest = hashlib.sha256(repr((_FLAGS, units)).encode())
-    for path in sorted([*folder.glob("*.cpp"), *folder.glob("*.h")]):
-        digest.update(f"{path.name} {path.stat().st_size}\n".encode() + path.read_bytes())
+    for path in sorted([*folder.rglob("*.cpp"), *folder.rglob("*.h")]):
+        name = path.relative_to(folder).as_posix()
+        digest.update(f"{name} {path.stat().st_size}\n".encode() + path.read_bytes())
     return f"attention-{platform.machine()}-torch{torch.__version__}-{digest.hexdigest()[:12]}.so"
 
 
@@ -116,7 +122,7 @@ def build_library(folder: Path, units: Sequence[Unit], target: Path, compiler: l
         OSError: the folder of the target cannot be written to.
         CompiledAttentionError: the sources cannot be compiled.
     """
-    headers = [f"-I{_TORCH / 'include'}", f"-I{_TORCH / 'include/torch/csrc/api/include'}"]
+    headers = [f"-I{folder}", f"-I{_TORCH / 'include'}", f"-I{_TORCH / 'include/torch/csrc/api/include'}"]
     # torch's threads: others would not follow `set_num_threads`. What g++ calls is in the file that torch has loaded.
     threads, link_threads = ["-fopenmp"], []
     if sys.platform == "darwin":

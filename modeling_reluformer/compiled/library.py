@@ -1,12 +1,12 @@
-"""The compiled library of this process: where it comes from, and which calls of `relu_attention` it computes.
+"""The compiled library of this process, and where it comes from.
 
 The library is looked for at the first need: in the package, where a wheel may bring one along, and then in a folder of the
 user. If there is none, the first call that is large enough to gain from it builds one. RELUFORMER_COMPILED=0 does without.
+Which calls of `relu_attention` it computes says `fused.compiled_operator`.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import threading
@@ -17,21 +17,11 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
-from ..operator import backward_fake, forward_fake
-from ..specification import Specification
 from .building import UNITS, CompiledAttentionError, build_library, find_compiler, is_served, library_name
 
 VARIABLE = "RELUFORMER_COMPILED"
 SOURCES = Path(__file__).parent
 logger = logging.getLogger(__name__)
-
-# Those of attention.cpp.
-ACTIVATIONS = ("relu", "relu2", "relu6", "sigmoid", "softplus", "gelu", "identity")
-_DTYPES = (torch.float32, torch.bfloat16)
-# From so many scores on, in a call whose gradient is wanted, the library is built if there is none; without gradients, in
-# generation for one, only a call that takes seconds is worth waiting for it.
-SCORES_WORTH_BUILDING = 2**20
-SCORES_WORTH_BUILDING_WITHOUT_GRADIENTS = 2**29
 
 # How far this process is: nothing was looked for, none was found and none was worth building, or nothing changes any more.
 _BEGINNING, _NONE_FOUND, _SETTLED = range(3)
@@ -51,41 +41,9 @@ def library(large: bool) -> Any | None:
     return _operators if _stage > large else _settle(large)
 
 
-def compiled_attention(query: Tensor, key: Tensor, specification: Specification) -> Any | None:
-    """The operator that computes a call, with the arguments of `pointwise_attention`; None if the Python loop is to."""
-    if specification.activation not in ACTIVATIONS or query.dtype not in _DTYPES or query.device.type != "cpu":
-        return None
-    # A derivative in C++ does not take part in the transforms of torch.func, of which an error would tell nobody what to do.
-    if torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling():
-        return None
-    return torch.ops.reluformer_cpu.attention.default if _serves(query.dtype, _is_worth_building(query, key)) else None
-
-
-def _serves(dtype: torch.dtype, large: bool) -> bool:
-    operators = library(large)
-    # asked at each call: torch.export, among others, turns oneDNN off for a while
-    return operators is not None and torch.backends.mkldnn.enabled and dtype in _served_dtypes(operators)
-
-
-# What `torch.compiler.assume_constant_result` sets; that one imports the whole compiler.
-_serves._dynamo_marked_constant = True
-
-
-def _is_worth_building(query: Tensor, key: Tensor) -> bool:
-    if _stage == _SETTLED or torch.compiler.is_compiling():
-        return False
-    scores = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]
-    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad):
-        return scores >= SCORES_WORTH_BUILDING
-    return scores >= SCORES_WORTH_BUILDING_WITHOUT_GRADIENTS
-
-
-@functools.cache
-def _served_dtypes(operators: Any) -> frozenset[torch.dtype]:
-    """Those that this processor and its torch compute. Tells torch.compile what the operators return, at the first call."""
-    torch.library.register_fake("reluformer_cpu::attention", forward_fake)
-    torch.library.register_fake("reluformer_cpu::attention_backward", backward_fake)
-    return frozenset(dtype for dtype in _DTYPES if operators.supports(dtype))
+def is_settled() -> bool:
+    """Whether nothing changes any more in this process: a library is used, or none can be had."""
+    return _stage == _SETTLED
 
 
 def _settle(large: bool) -> Any | None:

@@ -15,7 +15,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "kernels.h"
+#include "attention/kernels.h"
 
 namespace reluformer {
 
