@@ -89,7 +89,7 @@ test-newest: .venv-newest/dev
 test-newest-short: .venv-newest/dev
 	OMP_NUM_THREADS=$(THREADS) .venv-newest/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" \
 		$(addprefix tests/,$(addprefix modeling_reluformer/test_,$(addsuffix .py,decoder generation loss model remote_code vision)) \
-		training/test_trainer.py training/test_translation.py)
+		training/test_trainer.py translating/test_translation.py)
 
 # Every lower bound of pyproject.toml at once, torch's excepted: see constraints-oldest.txt.
 test-oldest: .venv-oldest/dev

@@ -13,7 +13,7 @@ from reluformer.analysis.analyses import ANALYSES
 from reluformer.analysis.collection import ALL
 from reluformer.analysis.inputs import AnalysisOptions, read_subject
 from reluformer.configuration.errors import UserError
-from reluformer.training.run.records import run_record, write_json
+from reluformer.records.records import run_record, write_json
 
 Rows = list[dict[str, Any]]
 

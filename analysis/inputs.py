@@ -31,10 +31,10 @@ from reluformer.configuration.recipe_parser import load_recipe
 from reluformer.training.data.corpus import CorpusReport, has_split, load_split, read_parallel_files
 from reluformer.training.data.documents import PackedDocuments, pack_documents
 from reluformer.training.data.encoding import encode_pairs
-from reluformer.training.data.readers import is_unicode, text_file, text_lines
-from reluformer.training.loading import load_model_and_tokenizer, load_model_config, load_whole
 from reluformer.training.run.run_folder import RECIPE_FILE
-from reluformer.training.translation import Translator, device_of
+from reluformer.translating.loading import load_model_and_tokenizer, load_model_config, load_whole
+from reluformer.translating.readers import is_unicode, text_file, text_lines
+from reluformer.translating.translation import Translator, device_of
 
 # Tokens of a batch, padding included; weights of one head and layer, such as those of a single pair of 1,024 tokens; pictures.
 BATCH_TOKENS, BATCH_WEIGHTS, BATCH_PICTURES = 2_048, 2**20, 32

@@ -18,7 +18,7 @@ import torch
 from tqdm.auto import tqdm
 
 from reluformer.modeling_reluformer.compiled.library import library
-from reluformer.training.run.records import run_record, write_json
+from reluformer.records.records import run_record, write_json
 
 PAGES = Path(__file__).parent
 ROOT = PAGES.parent  # where `python -m benchmarks…` works

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from reluformer.configuration.recipe_parser import RECIPES_FOLDER, load_recipe
+from reluformer.records.records import write_json
 from reluformer.training.data.corpus import load_split
-from reluformer.training.run.records import write_json
 from reluformer.training.scoring.metrics import score_translations
-from reluformer.training.shipped import FIGURES_FILE
-from reluformer.training.translation import Translator
+from reluformer.translating.shipped import FIGURES_FILE
+from reluformer.translating.translation import Translator
 
 Words = tuple[str, ...]
 

@@ -21,11 +21,11 @@ import numpy as np
 from benchmarks.markdown import table
 from benchmarks.measurement_file import RESULTS
 from reluformer.configuration.recipe import VariantsConfig
-from reluformer.training.data.readers import text_lines
+from reluformer.records.records import run_record, write_json
 from reluformer.training.data.variants import foreign_text, vary
-from reluformer.training.run.records import run_record, write_json
 from reluformer.training.scoring.metrics import score_translations
-from reluformer.training.translation import Translator
+from reluformer.translating.readers import text_lines
+from reluformer.translating.translation import Translator
 
 # By name, the share of `data.variants` that is 1.
 VARIANTS = ("plain", "lower", "upper", "no_punctuation", "umlauts", "quotes")

@@ -34,14 +34,14 @@ from reluformer.export.exporting import export
 from reluformer.export.running import load_translator
 from reluformer.hub_cards.card import PICTURES, render_card
 from reluformer.hub_cards.space import SYSTEM_OF_GRAPHS
+from reluformer.records.records import git_state, run_record, write_json
 from reluformer.training.data.corpus import load_split
-from reluformer.training.data.readers import text_lines
-from reluformer.training.loading import load_model_and_tokenizer
-from reluformer.training.run.records import git_state, run_record, write_json
 from reluformer.training.run.run_folder import CARD_FILE, RECIPE_FILE
 from reluformer.training.scoring.metrics import score_translations
-from reluformer.training.shipped import FIGURES_FILE
-from reluformer.training.translation import Translator
+from reluformer.translating.loading import load_model_and_tokenizer
+from reluformer.translating.readers import text_lines
+from reluformer.translating.shipped import FIGURES_FILE
+from reluformer.translating.translation import Translator
 
 EXAMPLES = {
     "de": ("Wo ist der Bahnhof?", "Ich habe heute leider keine Zeit.", "Kannst du mir bitte helfen?"),

@@ -31,8 +31,8 @@ from benchmarks.measurement_file import Benchmark, Names, effort
 from benchmarks.timing import time_contenders
 from benchmarks.translation import BEAMS, BOS, EOS, INPUTS, MARIAN, OURS, SHAPES, build, generation_step, padded_batch
 from reluformer.configuration.errors import UserError
-from reluformer.training.fast_translation import COMPUTE, FastTranslationModel, Search
-from reluformer.training.translation import Translator
+from reluformer.translating.fast_translation import COMPUTE, FastTranslationModel, Search
+from reluformer.translating.translation import Translator
 
 OURS_BY_TYPE = {compute: f"{OURS} {compute}" for compute in COMPUTE}
 CTRANSLATE2 = {compute: f"CTranslate2 {compute}" for compute in ("float32", "int8")}

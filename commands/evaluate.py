@@ -31,7 +31,7 @@ def run(arguments: list[str]) -> int:
     from reluformer.training.run.run_folder import RECIPE_FILE, RECORD_FILE, read_record, write_kind_of_text
     from reluformer.training.scoring.evaluation import evaluate_split
     from reluformer.training.train import headline
-    from reluformer.training.translation import Translator
+    from reluformer.translating.translation import Translator
 
     folder = Path(options.run)
     if not (folder / RECIPE_FILE).is_file():

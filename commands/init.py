@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from reluformer.commands.parsing import Parser
 from reluformer.configuration.errors import UserError
-from reluformer.training.data.readers import without_compression
+from reluformer.translating.readers import without_compression
 
 if TYPE_CHECKING:
     import datasets
@@ -156,7 +156,7 @@ def _language(option: str, path: str) -> str:
 
 def _kind_of_text(read: dict[str, datasets.Dataset]) -> str:
     """`data.text` by the training targets, which decide how scores are computed; says so where it is not plain text."""
-    from reluformer.training.data.moses import MosesTraces
+    from reluformer.translating.moses import MosesTraces
 
     traces = {(split, side): MosesTraces.of(_some(pairs)[side]) for split, pairs in read.items() for side in SIDES}
     of_target = traces["train", "target"]
@@ -179,7 +179,7 @@ def _some(pairs: datasets.Dataset) -> datasets.Dataset:
 
 def _new_model(pairs: datasets.Dataset, languages: Sequence[str], softmax: bool) -> Model:
     """A model with new weights, as large as its corpus allows."""
-    from reluformer.training.tokenization import train_tokenizer
+    from reluformer.training.data.tokenization import train_tokenizer
 
     _, size, vocabulary = next(row for row in SIZES if len(pairs) < row[0])
     size = SMALL if _on_cpu() else size
@@ -231,7 +231,7 @@ class Base(NamedTuple):
 
 
 def _base(path: str, languages: Sequence[str]) -> Base:
-    from reluformer.training.loading import load_model_config, load_tokenizer
+    from reluformer.translating.loading import load_model_config, load_tokenizer
 
     config, tokenizer = load_model_config(path), load_tokenizer(path)
     if config.model_type != "reluformer":

@@ -3,7 +3,7 @@
 import json
 
 from reluformer.commands.parsing import Parser
-from reluformer.training import shipped
+from reluformer.translating import shipped
 
 
 def run(arguments: list[str]) -> int:

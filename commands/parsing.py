@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from reluformer.configuration.errors import UserError
-from reluformer.training.scoring.long_sources import LONG_SOURCES
+from reluformer.translating.long_sources import LONG_SOURCES
 
 # What `Translator` takes, and what it takes where nothing is said, for help texts: importing it takes seconds.
 COMPUTE = ("float32", "int8")

@@ -13,9 +13,9 @@ from tqdm.auto import tqdm
 
 from reluformer.commands.parsing import Parser, add_decoding_options
 from reluformer.configuration.errors import UserError
-from reluformer.training.data.readers import is_unicode, text_file, text_lines
-from reluformer.training.scoring.long_sources import SPLITS
-from reluformer.training.shipped import DEFAULT_MODEL, located, shipped_models
+from reluformer.translating.long_sources import SPLITS
+from reluformer.translating.readers import is_unicode, text_file, text_lines
+from reluformer.translating.shipped import DEFAULT_MODEL, located, shipped_models
 
 # More lines, or more characters, take longer than one likes to wait without a sign.
 _LINES, _CHARACTERS = 20, 2_000
@@ -50,7 +50,7 @@ def run(arguments: list[str]) -> int:
         if not is_unicode(text):
             raise UserError(f"translate: line {number} of the text is not UTF-8: {text!a}")
 
-    from reluformer.training.saved_translation import quick_translator
+    from reluformer.translating.saved_translation import quick_translator
 
     names = (
         "num_beams",

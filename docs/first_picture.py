@@ -23,7 +23,7 @@ from reluformer.analysis.attention_maps import PairMaps, pair_maps
 from reluformer.analysis.collection import CROSS
 from reluformer.analysis.drawing import draw_cells, label_tokens, name_cells, shade, weight_scale
 from reluformer.configuration.errors import UserError
-from reluformer.training.translation import Translator
+from reluformer.translating.translation import Translator
 
 
 def draw_pair(maps: dict[str, PairMaps], layer: int, head: int, path: Path) -> Path:

@@ -35,8 +35,8 @@ from reluformer.export.running import (
 )
 from reluformer.modeling_reluformer.attention_reluformer import POINTWISE
 from reluformer.modeling_reluformer.configuration_reluformer import CACHE_NAME
-from reluformer.training.loading import load_model_and_tokenizer
-from reluformer.training.run.records import new_folder
+from reluformer.records.records import new_folder
+from reluformer.translating.loading import load_model_and_tokenizer
 
 OPSET = 18  # what torch.onnx writes without converting
 # The others search a threshold in sorted scores, for which ONNX has no plain operators.

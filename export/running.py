@@ -23,8 +23,8 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from reluformer.configuration.errors import UserError
 from reluformer.modeling_reluformer.configuration_reluformer import CACHE_NAME
 from reluformer.modeling_reluformer.layers_reluformer import checked_keywords
-from reluformer.training.loading import load_tokenizer
-from reluformer.training.translation import Translator
+from reluformer.translating.loading import load_tokenizer
+from reluformer.translating.translation import Translator
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession

@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig
 from reluformer.configuration.scores import SCORES, TOLD_SCORES, Score
 from reluformer.hub_cards.model_folder import ModelFolder, is_number
 from reluformer.modeling_reluformer.fused.activations import ACTIVATIONS
-from reluformer.training.run.redaction import last_part, public_text
+from reluformer.records.redaction import last_part, public_text
 from reluformer.training.run.run_folder import CARD_FILE
 
 TEMPLATE = Path(__file__).with_name("card_template.md")

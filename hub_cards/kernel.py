@@ -21,7 +21,7 @@ from reluformer import modeling_reluformer
 from reluformer.configuration.errors import UserError
 from reluformer.modeling_reluformer.attention_reluformer import POINTWISE
 from reluformer.modeling_reluformer.fused.triton_launch import MAX_HEAD_DIM
-from reluformer.training.run.records import new_folder
+from reluformer.records.records import new_folder
 
 DEFAULT_REPO_ID = "your-name/relu-attention"
 # The major version, which the branch on the Hub is named after. 0 means, by the convention of `kernels`: not for production yet.

@@ -13,9 +13,9 @@ from transformers.trainer import TRAINER_STATE_NAME
 from reluformer.analysis.curves import plot_training_curve
 from reluformer.hub_cards.card import write_card
 from reluformer.hub_cards.model_folder import is_hub_id, is_number, kind_of
+from reluformer.records.records import command_line, run_record, write_json
+from reluformer.records.redaction import public_text
 from reluformer.training.run.checkpoints import best_update
-from reluformer.training.run.records import command_line, run_record, write_json
-from reluformer.training.run.redaction import public_text
 from reluformer.training.run.run_folder import RECORD_FILE
 from reluformer.training.run.token_means import BATCH_MEANS
 

@@ -16,10 +16,10 @@ from transformers.trainer import TRAINER_STATE_NAME
 from reluformer import ReLUFormerConfig, ReLUFormerDecoderConfig, ReLUFormerVisionConfig
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.scores import TOLD_SCORES
-from reluformer.training.loading import load_model_config
-from reluformer.training.run.records import read_json
-from reluformer.training.run.redaction import public_values
+from reluformer.records.records import read_json
+from reluformer.records.redaction import public_values
 from reluformer.training.run.run_folder import CARD_FILE, RECIPE_FILE, RECORD_FILE
+from reluformer.translating.loading import load_model_config
 
 
 class ModelKind(NamedTuple):

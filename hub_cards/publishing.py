@@ -18,9 +18,9 @@ from transformers.dynamic_module_utils import get_relative_import_files
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.hub_cards.card import PICTURES, render_card
 from reluformer.hub_cards.model_folder import ModelFolder
-from reluformer.training.loading import load_tokenizer, load_whole
-from reluformer.training.run.redaction import public_values, without_secrets
+from reluformer.records.redaction import public_values, without_secrets
 from reluformer.training.run.run_folder import CARD_FILE, RECORD_FILE, is_finished
+from reluformer.translating.loading import load_tokenizer, load_whole
 
 # By name, beside the card and the model's code: whatever else lies in the folder stays there.
 PUBLISHED = (

@@ -24,12 +24,12 @@ from reluformer.configuration.errors import UserError
 from reluformer.export.exporting import export
 from reluformer.export.running import DECODER_FILE, ENCODER_FILE, load_translator
 from reluformer.modeling_reluformer.fused.activations import ACTIVATIONS
-from reluformer.training.data.sentences import SENTENCE, source_language
-from reluformer.training.run.records import new_folder, read_json
+from reluformer.records.records import new_folder, read_json
 from reluformer.training.run.run_folder import CARD_FILE
 from reluformer.training.scoring.evaluation import read_translations
-from reluformer.training.shipped import FIGURES_FILE, located
-from reluformer.training.translation import LIMIT_OFFSET, LIMIT_STEP
+from reluformer.translating.sentences import SENTENCE, source_language
+from reluformer.translating.shipped import FIGURES_FILE, located
+from reluformer.translating.translation import LIMIT_OFFSET, LIMIT_STEP
 
 STATIC = Path(__file__).parent / "static"
 EXAMPLES = 5

@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # for editors and type checkers: the same names as in `_MODUL
     from .modeling_reluformer.other_models.regularization import attention_regularization as attention_regularization
     from .modeling_reluformer.other_models.use import use_relu_attention as use_relu_attention
     from .modeling_reluformer.sparse_ffn.use import use_sparse_ffn as use_sparse_ffn
-    from .training.translation import Translator as Translator
+    from .translating.translation import Translator as Translator
 
 __version__ = "0.1.0"
 
@@ -52,7 +52,7 @@ _MODULES = {
     "ReLUFormerVisionConfig": "modeling_reluformer.configuration_vision",
     "ReLUFormerVisionModel": "modeling_reluformer.modeling_vision",
     "ReLUFormerVisionPreTrainedModel": "modeling_reluformer.modeling_vision",
-    "Translator": "training.translation",
+    "Translator": "translating.translation",
     "attention_regularization": "modeling_reluformer.other_models.regularization",
     "relu_attention": "modeling_reluformer.fused.attention",
     "use_relu_attention": "modeling_reluformer.other_models.use",

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 from reluformer.modeling_reluformer.attention_reluformer import POINTWISE
 from reluformer.training.data.demo_corpus import demo_pairs
-from reluformer.training.tokenization import train_tokenizer
+from reluformer.training.data.tokenization import train_tokenizer
 
 atexit.register(shutil.rmtree, os.environ["HF_DATASETS_CACHE"], ignore_errors=True)
 VOCABULARY = 40

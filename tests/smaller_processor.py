@@ -13,7 +13,7 @@ import torch
 from reluformer.modeling_reluformer.compiled.library import library
 
 ATTENTION = "tests/modeling_reluformer/fused/test_paths.py::test"
-TRANSLATION = "tests/training/test_fast_translation.py::test"
+TRANSLATION = "tests/translating/test_fast_translation.py::test"
 TESTS = (
     "tests/export/test_export.py::test_the_command_with_int8_weights",
     "tests/export/test_export.py::test_the_graphs_that_come_with_the_package_are_of_its_weights",

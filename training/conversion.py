@@ -32,8 +32,8 @@ from reluformer.configuration.errors import UserError, one_line
 from reluformer.modeling_reluformer.attention_reluformer import NORMALIZED, POINTWISE
 from reluformer.modeling_reluformer.configuration_reluformer import AttentionConfig
 from reluformer.modeling_reluformer.other_models import ATTENTION_NAME
-from reluformer.training.loading import Model, changed_config, load_model_config, load_weights, load_with_report
-from reluformer.training.shipped import located
+from reluformer.translating.loading import Model, changed_config, load_model_config, load_weights, load_with_report
+from reluformer.translating.shipped import located
 
 Weights = dict[str, Tensor]
 

@@ -18,17 +18,16 @@ from reluformer.configuration.recipe import Recipe
 from reluformer.configuration.recipe_checks import check_recipe
 from reluformer.configuration.scores import SCORES
 from reluformer.modeling_reluformer.compiled import library
+from reluformer.records.progress import say
+from reluformer.records.records import peak_memory, run_record, write_json
 from reluformer.training.averaging import average_checkpoints
 from reluformer.training.data.corpus import has_split
-from reluformer.training.data.preparation import PreparedCorpus, prepare_corpus
-from reluformer.training.loading import load_whole
 from reluformer.training.run.checkpoints import best_update, saved_processes
 from reluformer.training.run.divergence import DivergenceWatch
 from reluformer.training.run.interruptions import orderly_end, resumes_at
 from reluformer.training.run.model_building import build_model, keyed, require_trainable
 from reluformer.training.run.precision import precision_of
-from reluformer.training.run.progress import say
-from reluformer.training.run.records import peak_memory, run_record, write_json
+from reluformer.training.run.preparation import PreparedCorpus, prepare_corpus
 from reluformer.training.run.run_folder import (
     RECORD_FILE,
     checkpoint_to_resume,
@@ -39,7 +38,8 @@ from reluformer.training.run.run_folder import (
 )
 from reluformer.training.scoring.evaluation import ValidationTranslation, evaluate_split
 from reluformer.training.trainer import ReLUFormerTrainer
-from reluformer.training.translation import Translator
+from reluformer.translating.loading import load_whole
+from reluformer.translating.translation import Translator
 
 
 class FinishedRun(NamedTuple):

@@ -26,6 +26,7 @@ from transformers.trainer_utils import (
 )
 
 from reluformer.configuration.errors import UserError, write_failure
+from reluformer.records.progress import ProgressBars, ProgressLines
 from reluformer.training.data.encoding import token_lengths
 from reluformer.training.data.token_batches import TokenBatchSampler
 from reluformer.training.run.checkpoints import (
@@ -39,7 +40,6 @@ from reluformer.training.run.checkpoints import (
 )
 from reluformer.training.run.interruptions import StopOnSigterm, resumes_at
 from reluformer.training.run.precision import warn_of_slow_bfloat16
-from reluformer.training.run.progress import ProgressBars, ProgressLines
 from reluformer.training.run.token_means import TokenMeans
 
 _LOADER_OPTIONS = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "multiprocessing_context")

@@ -19,8 +19,8 @@ from benchmarks import measurement_file
 from benchmarks.measurement_file import read_result
 from benchmarks.timing import Step, Timing, time_contenders
 from reluformer import modeling_reluformer
-from reluformer.training.run.records import command_line, run_record, write_json
-from reluformer.training.run.redaction import public_text
+from reluformer.records.records import command_line, run_record, write_json
+from reluformer.records.redaction import public_text
 
 RESULTS, ROOT = measurement_file.RESULTS / "gpu", measurement_file.ROOT
 COMMIT_FILE = ROOT / "COMMIT.json"  # of a bundle, which is no checkout

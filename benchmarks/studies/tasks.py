@@ -14,10 +14,10 @@ import yaml
 from benchmarks.studies.parser import Row, merged, recipe_of
 from benchmarks.studies.scores import accuracy_statistics, bleu_statistics, perplexity_statistics
 from reluformer.configuration.recipe import SPLITS
+from reluformer.records.records import write_json
+from reluformer.records.redaction import public_values, without_secrets
 from reluformer.training.run.checkpoints import checkpoint_folders
 from reluformer.training.run.precision import has_bfloat16
-from reluformer.training.run.records import write_json
-from reluformer.training.run.redaction import public_values, without_secrets
 from reluformer.training.run.run_folder import RECIPE_FILE, RECORD_FILE
 
 RUNS = Path("runs/studies")

@@ -29,17 +29,17 @@ from reluformer.analysis.ppl_sparsity import perplexity
 from reluformer.commands.main import exit_status
 from reluformer.configuration.recipe_parser import build_recipe
 from reluformer.modeling_reluformer.layers_reluformer import ReLUFormerAttention
-from reluformer.training.data.preparation import prepare_corpus
+from reluformer.records.records import run_record, write_json
 from reluformer.training.run.checkpoints import checkpoint_folders, require_whole
 from reluformer.training.run.divergence import DivergenceWatch
 from reluformer.training.run.model_building import build_model
 from reluformer.training.run.precision import precision_of, warn_of_slow_bfloat16
-from reluformer.training.run.records import run_record, write_json
+from reluformer.training.run.preparation import prepare_corpus
 from reluformer.training.run.run_folder import RECIPE_FILE, RECORD_FILE
 from reluformer.training.run.token_means import TokenMeans
 from reluformer.training.scoring.evaluation import evaluate_split
-from reluformer.training.translation import Translator
 from reluformer.training.zeros import ZerosCallback
+from reluformer.translating.translation import Translator
 
 TASKS = {"image_classification": pictures, "language_modeling": texts}
 

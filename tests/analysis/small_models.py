@@ -12,7 +12,7 @@ from reluformer import (
     ReLUFormerForCausalLM,
     ReLUFormerForConditionalGeneration,
 )
-from reluformer.training.tokenization import train_tokenizer
+from reluformer.training.data.tokenization import train_tokenizer
 
 SOURCES = ["ein hund im schnee", "zwei hunde", "schnee", "die kinder spielen im schnee und lachen", "ein mann"]
 TARGETS = ["a dog in the snow", "two dogs", "the snow falls on all", "children play in the snow", "a man"]

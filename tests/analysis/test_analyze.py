@@ -17,7 +17,7 @@ from reluformer.analysis import inputs
 from reluformer.analysis.analyses import ANALYSES, INPUT, NEEDS, TEXT
 from reluformer.analysis.inputs import pair_batches
 from reluformer.commands import main as cli
-from reluformer.training.translation import Translator
+from reluformer.translating.translation import Translator
 
 from ..tiny_texts import text as tiny_text
 from .small_models import FFN, LAYERS, SOURCES, TARGETS, make_model, save_decoder, save_model

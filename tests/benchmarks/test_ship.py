@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from reluformer import Translator
-from reluformer.training.shipped import DEFAULT_MODEL, FIGURES_FILE, MODELS
+from reluformer.translating.shipped import DEFAULT_MODEL, FIGURES_FILE, MODELS
 
 from ..conftest import demo_tokenizer, tiny_model
 

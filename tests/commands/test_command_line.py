@@ -15,7 +15,7 @@ from reluformer.commands.train import train_and_document as train
 from reluformer.configuration.recipe_parser import load_recipe
 from reluformer.training.data.corpus import CorpusReport
 from reluformer.training.run.run_folder import RECIPE_FILE, RECORD_FILE
-from reluformer.training.translation import Translator
+from reluformer.translating.translation import Translator
 
 from ..training.conftest import recipe_file  # noqa: F401  (a fixture)
 

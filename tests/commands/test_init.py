@@ -9,10 +9,10 @@ from reluformer.commands import init
 from reluformer.commands import main as cli
 from reluformer.configuration.recipe_parser import load_recipe, parse_recipe
 from reluformer.training.data.demo_corpus import demo_pairs
-from reluformer.training.data.moses import MosesTraces
-from reluformer.training.loading import load_model_and_tokenizer
 from reluformer.training.run import precision
 from reluformer.training.run.model_building import build_config
+from reluformer.translating.loading import load_model_and_tokenizer
+from reluformer.translating.moses import MosesTraces
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from reluformer.commands import main as cli
 from reluformer.commands.translate import one_line_each, read_lines, write_lines
-from reluformer.training.translation import Translator
+from reluformer.translating.translation import Translator
 
 from ..conftest import demo_tokenizer, tiny_model
 

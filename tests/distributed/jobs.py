@@ -30,11 +30,11 @@ from transformers import set_seed
 from reluformer import ReLUFormerForConditionalGeneration
 from reluformer.configuration.recipe import DataConfig, EvaluationConfig
 from reluformer.training.data.demo_corpus import demo_pairs
+from reluformer.training.data.tokenization import train_tokenizer
 from reluformer.training.run.interruptions import orderly_end
 from reluformer.training.scoring.evaluation import ValidationTranslation
-from reluformer.training.tokenization import train_tokenizer
 from reluformer.training.trainer import ReLUFormerTrainer
-from reluformer.training.translation import Translator
+from reluformer.translating.translation import Translator
 
 from ..conftest import tiny_config
 from ..training.tiny_run import collate, tiny_model, tiny_pairs, tiny_trainer

@@ -20,7 +20,7 @@ import onnx
 from reluformer.export import exporting
 from reluformer.export.exporting import difference, export, write_checked
 from reluformer.export.running import GRAPHS, OnnxTranslationModel, cache_names
-from reluformer.training.shipped import MODELS
+from reluformer.translating.shipped import MODELS
 
 TEXTS = ["zwölf", "einundzwanzig", "neunhundertneunundneunzig", "eins"]
 BLOCKS = [block for block in blocks_of("docs/exporting.md") if block.language == "python"]

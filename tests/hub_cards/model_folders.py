@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from reluformer import ReLUFormerConfig
-from reluformer.training.run.records import run_record, write_json
+from reluformer.records.records import run_record, write_json
 from reluformer.training.scoring.metrics import score_translations
 
 from ..conftest import demo_tokenizer, tiny_model

@@ -13,7 +13,7 @@ from reluformer import ReLUFormerConfig
 from reluformer.commands import main as cli
 from reluformer.configuration.errors import UserError
 from reluformer.hub_cards.card import attention_formula, regularization_formula, render_card, write_card
-from reluformer.training.run.records import write_json
+from reluformer.records.records import write_json
 
 from ..modeling_reluformer.cases import VOCABULARY, decoder_model, vision_model
 from .model_folders import TINY, change, change_recipe, write_documented_run

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from reluformer.hub_cards.space import STATIC
-from reluformer.training.translation import LIMIT_OFFSET, LIMIT_STEP, Translator
+from reluformer.translating.translation import LIMIT_OFFSET, LIMIT_STEP, Translator
 
 from ..conftest import demo_tokenizer, tiny_model
 

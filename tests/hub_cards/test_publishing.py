@@ -17,7 +17,7 @@ from transformers import ViTImageProcessor
 from reluformer.commands import main as cli
 from reluformer.configuration.errors import UserError
 from reluformer.hub_cards.publishing import publish
-from reluformer.training.run.records import write_json
+from reluformer.records.records import write_json
 
 from ..modeling_reluformer.cases import decoder_model, vision_model, word_tokenizer
 from .model_folders import LEFT_BEHIND, OF_A_RUN, change, write_finished_run

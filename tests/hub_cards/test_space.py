@@ -23,7 +23,7 @@ from reluformer.configuration.errors import UserError
 from reluformer.export.running import cache_names
 from reluformer.hub_cards import space
 from reluformer.hub_cards.card import render_card
-from reluformer.training.shipped import FIGURES_FILE, MODELS, shipped_models
+from reluformer.translating.shipped import FIGURES_FILE, MODELS, shipped_models
 
 from ..conftest import demo_tokenizer, tiny_model
 from .model_folders import change, write_documented_run

@@ -172,7 +172,7 @@ def main() -> int:
     for row in try_faults(options.root, tried):
         rows[key_of(row)] = row
     # Only now: what is imported in this process is not imported anew after a fork.
-    from reluformer.training.run.records import run_record, write_json
+    from reluformer.records.records import run_record, write_json
 
     result = {**run_record(None, None, None), "faults": [rows[key] for key in planted if key in rows]}
     write_json(output, result)

@@ -214,7 +214,7 @@ def test_marians_sentencepiece_tokenizer_loads_unchanged(tmp_path, monkeypatch):
     assert ids == theirs(text_target=targets)["input_ids"] and ids[0][-1] == 0
     assert ours.decode(ids[1], skip_special_tokens=True) == "twenty-one"
 
-    from reluformer.training.translation import Translator
+    from reluformer.translating.translation import Translator
 
     translations = Translator(MarianMTModel.from_pretrained(tmp_path / "marian"), theirs, max_new_tokens=20)(texts)
     translator = Translator.from_pretrained(tmp_path / "target", max_new_tokens=20, device="cpu")

@@ -16,7 +16,7 @@ from reluformer.training.run.checkpoints import RUN_STATE_FILE
 from reluformer.training.run.model_building import run_tokenizer
 from reluformer.training.run.run_folder import CARD_FILE, RECIPE_FILE, RECORD_FILE
 from reluformer.training.train import _mean_target_tokens
-from reluformer.training.translation import Translator
+from reluformer.translating.translation import Translator
 
 from ..conftest import demo_tokenizer
 
@@ -140,7 +140,7 @@ def test_a_training_is_watched_by_the_scores_that_suit_its_text(recipe_file, cap
 
 def test_a_line_of_the_corpus_is_scored_as_a_whole_and_a_text_is_translated_by_sentences(recipe_file, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.delattr("reluformer.training.scoring.long_sources.split_sentences")
+        patch.delattr("reluformer.translating.long_sources.split_sentences")
         folder = train(load_recipe(recipe_file))
         assert cli.main(["evaluate", "--run", str(folder), "--device", "cpu"]) == 0
     evaluation = json.loads((folder / "evaluation.test.json").read_text(encoding="utf-8"))

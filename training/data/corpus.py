@@ -20,9 +20,9 @@ import numpy as np
 
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.configuration.recipe import SPLITS, DataConfig, DatasetConfig, ParallelFiles
+from reluformer.records.redaction import without_secrets
 from reluformer.training.data.demo_corpus import demo_pairs
-from reluformer.training.data.readers import is_unicode, text_file, text_lines
-from reluformer.training.run.redaction import without_secrets
+from reluformer.translating.readers import is_unicode, text_file, text_lines
 
 # Part of every key of the cache: raise it where the same files are read in another way than before.
 READING_VERSION = 3

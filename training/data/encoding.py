@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from reluformer.configuration.errors import UserError
 from reluformer.training.data.corpus import CorpusReport, keep_good
-from reluformer.training.data.moses import MosesStep
+from reluformer.translating.moses import MosesStep
 
 # Part of every key of the cache: raise it where the same pairs are encoded in another way than before.
 ENCODING_VERSION = 2

@@ -14,7 +14,7 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_N
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from reluformer.configuration.errors import UserError, one_line
-from reluformer.training.run.records import read_json
+from reluformer.records.records import read_json
 
 RUN_STATE_FILE = "run_state.json"
 # A checkpoint is written in here, and gets its name when it is whole.

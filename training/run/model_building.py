@@ -17,16 +17,16 @@ from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.configuration.recipe import Recipe
 from reluformer.modeling_reluformer.configuration_reluformer import require_attention_implementation
-from reluformer.training.data.sentences import DOCUMENT, SENTENCE
-from reluformer.training.loading import (
+from reluformer.records.progress import say
+from reluformer.training.data.tokenization import train_tokenizer
+from reluformer.translating.loading import (
     changed_config,
     load_model_config,
     load_tokenizer,
     load_weights,
     require_embeddings,
 )
-from reluformer.training.run.progress import say
-from reluformer.training.tokenization import train_tokenizer
+from reluformer.translating.sentences import DOCUMENT, SENTENCE
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from transformers.utils import flatten_dict
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe import Recipe
 from reluformer.configuration.recipe_parser import recipe_text, recipe_to_dict, yaml_text
+from reluformer.records.records import read_json, write_whole
 from reluformer.training.run.checkpoints import read_run_state, require_whole, set_aside, update_of
-from reluformer.training.run.records import read_json, write_whole
 
 RECIPE_FILE = "recipe.yaml"
 RECORD_FILE = "training_record.json"

@@ -16,12 +16,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformer.configuration.recipe import Recipe
 from reluformer.configuration.scores import SCORES, SCORES_IN_TRAINING
+from reluformer.records.progress import say
+from reluformer.records.records import run_record, write_json
 from reluformer.training.data.corpus import load_split
 from reluformer.training.data.documents import PackedDocuments, pack_split
-from reluformer.training.run.progress import say
-from reluformer.training.run.records import run_record, write_json
 from reluformer.training.scoring.metrics import describe_scores, score_documents, score_translations
-from reluformer.training.translation import Translator
+from reluformer.translating.translation import Translator
 
 
 def evaluate_split(recipe: Recipe, split: str, translator: Translator) -> dict[str, Any]:

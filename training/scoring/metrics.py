@@ -12,7 +12,7 @@ import sacrebleu.metrics
 
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.scores import SCORES, TOLD_SCORES, Score
-from reluformer.training.data.moses import MosesStep, detokenize
+from reluformer.translating.moses import MosesStep, detokenize
 
 logger = logging.getLogger(__name__)
 

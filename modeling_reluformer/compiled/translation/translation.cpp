@@ -1,5 +1,5 @@
 // `reluformer_cpu::TranslationModel`: the encoder of some sources, and all layers of a decoder for one token of some hypotheses, each in
-// one call. training/fast_translation.py searches; translation_kernels.cpp has the loops.
+// one call. translating/fast_translation.py searches; translation_kernels.cpp has the loops.
 //
 // States and logits are the same to the bit, whatever else is in the batch, and with every instruction set and number of threads: products
 // of bytes are exact, and each sum of floats has one order.

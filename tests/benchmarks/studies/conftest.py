@@ -14,7 +14,7 @@ from benchmarks.studies.report import write_reproduction
 from benchmarks.studies.scores import bleu_statistics
 from benchmarks.studies.tasks import Places, Task
 from reluformer.commands import main as cli
-from reluformer.training.run.records import write_json
+from reluformer.records.records import write_json
 from reluformer.training.scoring.evaluation import write_translations
 
 RECORD = {"updates": 2400}

@@ -6,7 +6,7 @@ import yaml
 from benchmarks.studies.claims import Verdict, of_statement
 from benchmarks.studies.parser import ROWS_FILE
 from benchmarks.studies.scores import STATISTICS, compare_means
-from reluformer.training.run.records import write_json
+from reluformer.records.records import write_json
 
 ORDER = {"higher": "softmax", "lower": "relu"}
 

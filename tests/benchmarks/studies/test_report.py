@@ -8,7 +8,7 @@ from benchmarks.studies.parser import ROWS_FILE
 from benchmarks.studies.report import corpus_of
 from benchmarks.studies.tasks import read_result
 from reluformer.configuration.errors import UserError
-from reluformer.training.run.records import write_json
+from reluformer.records.records import write_json
 
 ORDER = {"higher": "softmax", "lower": "relu"}
 

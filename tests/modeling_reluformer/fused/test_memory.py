@@ -18,7 +18,7 @@ LENGTH = 400  # long enough that no plain products are taken
 PEAK = """
 import torch
 from reluformer import relu_attention
-from reluformer.training.run.records import peak_memory
+from reluformer.records.records import peak_memory
 
 def peak_after_a_step(length):
     inputs = [torch.randn(1, 2, length, 16, requires_grad=True) for _ in range(3)]

@@ -12,7 +12,7 @@ from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe import DataConfig, ParallelFiles, Recipe
 from reluformer.configuration.recipe_parser import parse_recipe
 from reluformer.training.data.demo_corpus import demo_pairs
-from reluformer.training.data.preparation import prepare_corpus
+from reluformer.training.run.preparation import prepare_corpus
 from reluformer.training.train import FinishedRun
 
 from ...conftest import demo_tokenizer

@@ -16,11 +16,11 @@ from reluformer.configuration.recipe_parser import load_recipe, parse_recipe
 from reluformer.training.data.corpus import load_split
 from reluformer.training.data.documents import greedy_spans, pack_documents, pack_split
 from reluformer.training.data.encoding import encode_pairs
-from reluformer.training.data.preparation import prepare_corpus
+from reluformer.training.data.tokenization import train_tokenizer
+from reluformer.training.run.preparation import prepare_corpus
 from reluformer.training.scoring.evaluation import evaluate, read_translations
 from reluformer.training.scoring.metrics import score_documents
-from reluformer.training.tokenization import train_tokenizer
-from reluformer.training.translation import Translator
+from reluformer.translating.translation import Translator
 
 from ..conftest import RECIPE
 

@@ -8,8 +8,8 @@ from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe import VariantsConfig
 from reluformer.configuration.recipe_parser import parse_recipe
 from reluformer.training.data.corpus import load_split
-from reluformer.training.data.preparation import prepare_corpus
 from reluformer.training.data.variants import foreign_text, typographic_quotes, vary, with_variants
+from reluformer.training.run.preparation import prepare_corpus
 
 ROWS = 600
 SOURCES = [f'Größe {number}: "Äpfel", Öl!' for number in range(ROWS)]

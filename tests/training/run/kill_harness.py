@@ -25,8 +25,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from reluformer.records.records import run_record, write_json
 from reluformer.training.run.checkpoints import PARTIAL_FOLDER, checkpoint_folders
-from reluformer.training.run.records import run_record, write_json
 from reluformer.training.run.run_folder import is_finished
 
 KILLS_PER_RUN = 10

@@ -13,8 +13,8 @@ from reluformer.commands.train import train_and_document as train
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import RECIPES_FOLDER, load_recipe
 from reluformer.training.conversion import convert
-from reluformer.training.loading import changed_config, load_model_config, load_weights
 from reluformer.training.run.model_building import build_config, build_model
+from reluformer.translating.loading import changed_config, load_model_config, load_weights
 
 from ..tiny_marian import save_marian, train_sentencepiece
 

@@ -8,9 +8,9 @@ from sacrebleu.metrics import BLEU
 
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.scores import SCORES
-from reluformer.training.data import moses
 from reluformer.training.scoring import metrics
 from reluformer.training.scoring.metrics import describe_scores, score_documents, score_translations
+from reluformer.translating import moses
 
 REFERENCES = ["A man is riding a red bicycle.", "Two dogs play in the snow, again.", "It 's done ."]
 HYPOTHESES = ["a man is riding a red bicycle.", "Two dogs play in the snow, again.", "It 's over ."]

@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 
-from reluformer.training.run.records import (
+from reluformer.records.records import (
     command_line,
     git_state,
     machine_facts,

@@ -14,9 +14,9 @@ from transformers import AutoConfig, AutoTokenizer, MarianConfig, MarianMTModel
 
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 from reluformer.configuration.errors import UserError
-from reluformer.training.loading import load_model_config
-from reluformer.training.tokenization import train_tokenizer
-from reluformer.training.translation import Translator
+from reluformer.training.data.tokenization import train_tokenizer
+from reluformer.translating.loading import load_model_config
+from reluformer.translating.translation import Translator
 
 TEXTS = [
     "zwei hunde",
@@ -80,7 +80,7 @@ def calls(model, monkeypatch):
         return generate(*args, **kwargs)
 
     monkeypatch.setattr(model, "generate", recording)
-    monkeypatch.setattr("reluformer.training.translation.reason_against", lambda *_: "a test looks at generate")
+    monkeypatch.setattr("reluformer.translating.translation.reason_against", lambda *_: "a test looks at generate")
     return shapes
 
 
@@ -210,7 +210,7 @@ def test_the_bar_counts_what_it_says(model, tokenizer, split, unit, count, monke
             super().__init__(**{**options, "disable": False, "file": io.StringIO()})
             bars.append(self)
 
-    monkeypatch.setattr("reluformer.training.translation.tqdm", Bar)
+    monkeypatch.setattr("reluformer.translating.translation.tqdm", Bar)
     texts = [f"Ein hund. Zwei {'hunde ' * POSITIONS}. Schnee.", "\n", "Schnee"]
     translator = Translator(model, tokenizer, num_beams=1, batch_tokens=8, split=split, long_sources="split")
     translator(texts, progress=True)
@@ -219,7 +219,7 @@ def test_the_bar_counts_what_it_says(model, tokenizer, split, unit, count, monke
 
 
 def test_translations_come_in_order_as_soon_as_they_are_done(model, tokenizer, calls, monkeypatch):
-    monkeypatch.setattr("reluformer.training.translation._BATCHES_AT_ONCE", 1)
+    monkeypatch.setattr("reluformer.translating.translation._BATCHES_AT_ONCE", 1)
     texts = ["hund", "", *TEXTS, *TEXTS[::-1]]  # the shortest first, which sorted by length comes last
     expected = Translator(model, tokenizer, num_beams=1)(texts)
     translator = Translator(model, tokenizer, num_beams=1, batch_tokens=8)

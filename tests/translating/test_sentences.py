@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from reluformer.training.data.sentences import split_sentences
+from reluformer.translating.sentences import split_sentences
 
 # Spaces of one byte and of several, line breaks of all kinds, marks, initials and abbreviations.
 SPACES = [*" \t\u00a0\u2009\u202f\u3000\u1680\n\r\v\f\x1c\x85\u2028\u2029", "\r\n"]

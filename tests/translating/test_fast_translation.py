@@ -10,9 +10,9 @@ from transformers import GenerationConfig
 
 from reluformer import Translator
 from reluformer.modeling_reluformer.compiled.library import library
-from reluformer.training import fast_translation, translation
-from reluformer.training.fast_translation import COMPUTE, FastTranslationModel, Search, reason_against
 from reluformer.training.run.divergence import DivergenceWatch
+from reluformer.translating import fast_translation, translation
+from reluformer.translating.fast_translation import COMPUTE, FastTranslationModel, Search, reason_against
 
 from ..conftest import demo_tokenizer, tiny_model
 

@@ -11,9 +11,9 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer
 from reluformer import Translator
 from reluformer.commands import main as cli
 from reluformer.configuration.errors import UserError
-from reluformer.training import shipped
 from reluformer.training.conversion import convert
-from reluformer.training.shipped import DEFAULT_MODEL, located
+from reluformer.translating import shipped
+from reluformer.translating.shipped import DEFAULT_MODEL, located
 
 from ..conftest import demo_tokenizer, tiny_model
 

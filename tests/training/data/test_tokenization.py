@@ -15,8 +15,8 @@ from transformers import AutoTokenizer
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import parse_recipe
 from reluformer.training.data.encoding import encode_pairs
+from reluformer.training.data.tokenization import MosesStep, train_tokenizer
 from reluformer.training.run.model_building import build_config
-from reluformer.training.tokenization import MosesStep, train_tokenizer
 
 GERMAN = ["Ein Mann fährt (schnell) Fahrrad.", "Zwei Hunde, drei Katzen!", "Das kostet 12,50 €.", "Sie sagt: „Ja“."]
 ENGLISH = ["A man rides (fast) a bike.", "Two dogs, three cats!", "That's 12.50 €.", 'She says "yes".']

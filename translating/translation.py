@@ -16,11 +16,8 @@ from tqdm.auto import tqdm
 
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.modeling_reluformer.compiled.library import library
-from reluformer.training.data.moses import MosesStep
-from reluformer.training.data.readers import is_unicode
-from reluformer.training.data.sentences import DOCUMENT, source_language
-from reluformer.training.fast_translation import COMPUTE, FastTranslationModel, Search, reason_against
-from reluformer.training.scoring.long_sources import (
+from reluformer.translating.fast_translation import COMPUTE, FastTranslationModel, Search, reason_against
+from reluformer.translating.long_sources import (
     LONG_SOURCES,
     SPLITS,
     LongSources,
@@ -28,6 +25,9 @@ from reluformer.training.scoring.long_sources import (
     SourceEncoder,
     Split,
 )
+from reluformer.translating.moses import MosesStep
+from reluformer.translating.readers import is_unicode
+from reluformer.translating.sentences import DOCUMENT, source_language
 
 if TYPE_CHECKING:  # importing Transformers' modelling code takes longer than a short translation
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -161,7 +161,7 @@ class Translator:
         Raises:
             UserError: see `load_model_and_tokenizer` and the constructor.
         """
-        from reluformer.training.loading import load_model_and_tokenizer
+        from reluformer.translating.loading import load_model_and_tokenizer
 
         device = device_of(device)  # first: loading can take minutes
         given = {"dtype": torch.float32} if device.type == "cpu" else {}  # in bfloat16 a CPU is slower

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
 from reluformer.configuration.errors import UserError
-from reluformer.training.data.sentences import Sentences, split_sentences
+from reluformer.translating.sentences import Sentences, split_sentences
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from reluformer.training.data.moses import MosesStep
+    from reluformer.translating.moses import MosesStep
 
 logger = logging.getLogger(__name__)
 

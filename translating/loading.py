@@ -26,7 +26,7 @@ from transformers import (
 from reluformer import ReLUFormerForCausalLM, ReLUFormerForConditionalGeneration, ReLUFormerForImageClassification
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.modeling_reluformer.configuration_reluformer import AttentionConfig
-from reluformer.training.shipped import located
+from reluformer.translating.shipped import located
 
 Model = ReLUFormerForConditionalGeneration | ReLUFormerForCausalLM | ReLUFormerForImageClassification
 _MODELS = {model.config_class: model for model in Model.__args__}

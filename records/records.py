@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from reluformer.configuration.errors import UserError, one_line
-from reluformer.training.run.redaction import without_secrets
+from reluformer.records.redaction import without_secrets
 
 # In the checkout: results, and the pages and pictures generated from them.
 WRITTEN_BY_MEASUREMENTS = ("benchmarks/results", "benchmarks/*.md", "docs/reproduction*")

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from reluformer.modeling_reluformer.attention_reluformer import ATTENTION_SCALINGS, LARGEST_ALPHA
 from reluformer.modeling_reluformer.compiled.library import library
-from reluformer.training.fast_translation import SavedModel, reason_against
-from reluformer.training.shipped import located
-from reluformer.training.translation import Translator
+from reluformer.translating.fast_translation import SavedModel, reason_against
+from reluformer.translating.shipped import located
+from reluformer.translating.translation import Translator
 
 # Settings of a tokenizer that change no ids and no text here, and those that are computed.
 _TOKENIZER_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")

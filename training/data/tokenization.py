@@ -19,7 +19,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import PreTrainedTokenizerFast
 
 from reluformer.configuration.errors import UserError
-from reluformer.training.data.moses import MosesStep
+from reluformer.translating.moses import MosesStep
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from transformers import AutoTokenizer
 from reluformer import Translator
 from reluformer.configuration.errors import UserError
 from reluformer.modeling_reluformer.compiled.library import library
-from reluformer.training.loading import load_model_config
-from reluformer.training.saved_translation import expected_shapes, quick_translator
-from reluformer.training.shipped import shipped_models
+from reluformer.translating.loading import load_model_config
+from reluformer.translating.saved_translation import expected_shapes, quick_translator
+from reluformer.translating.shipped import shipped_models
 
 from ..conftest import demo_tokenizer, tiny_model
 from .test_fast_translation import MODELS

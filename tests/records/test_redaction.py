@@ -8,10 +8,10 @@ import pytest
 
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import load_recipe
-from reluformer.training.run.records import run_record
-from reluformer.training.run.redaction import last_part, public_text, public_values, without_secrets
+from reluformer.records.records import run_record
+from reluformer.records.redaction import last_part, public_text, public_values, without_secrets
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 OF_HUBS = ("api_org", "github_pat", "gho", "ghp", "ghs", "ghu", "ghr")
 
 

@@ -8,7 +8,7 @@ import pytest
 from reluformer import Translator
 from reluformer.commands.main import main
 from reluformer.configuration.errors import UserError
-from reluformer.training.loading import load_model_and_tokenizer
+from reluformer.translating.loading import load_model_and_tokenizer
 
 from ..conftest import demo_tokenizer, tiny_model
 

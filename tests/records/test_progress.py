@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from reluformer.training.run.progress import progress_line
+from reluformer.records.progress import progress_line
 
-from ..tiny_run import tiny_trainer
+from ..training.tiny_run import tiny_trainer
 
 
 def test_a_line_holds_what_was_logged_and_no_more():

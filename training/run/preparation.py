@@ -10,15 +10,15 @@ import datasets
 from transformers import PreTrainedTokenizerBase
 
 from reluformer.configuration.recipe import Recipe
+from reluformer.records.progress import say
+from reluformer.records.records import write_json
 from reluformer.training.data.corpus import CorpusReport, load_split
 from reluformer.training.data.documents import pack_split
 from reluformer.training.data.encoding import encode_pairs, first_encoded_pairs
-from reluformer.training.data.moses import MosesStep, MosesTraces
 from reluformer.training.data.variants import with_variants
 from reluformer.training.run.model_building import build_config, run_tokenizer
-from reluformer.training.run.progress import say
-from reluformer.training.run.records import write_json
-from reluformer.training.scoring.long_sources import SourceEncoder
+from reluformer.translating.long_sources import SourceEncoder
+from reluformer.translating.moses import MosesStep, MosesTraces
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""What a run and a result write about themselves."""

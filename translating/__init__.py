@@ -1,0 +1,1 @@
+"""Translating text with a trained model."""
