@@ -1,4 +1,5 @@
-"""Makes a folder of models/ of a finished run: what its repository on the Hub would hold, with a card of measured figures.
+"""Makes a folder of models/ of a finished run: what its repository on the Hub would hold but for the model's code, with a card
+of measured figures.
 
     python -m benchmarks.ship --run runs/tatoeba_de_en --twin runs/tatoeba_de_en_softmax --output models/tatoeba-de-en
 
@@ -7,6 +8,10 @@ transformers.js, that is measured, too. Without the runs, the ONNX graphs of a f
 weights, and what depends on them is measured, with the test split of `python -m benchmarks.tatoeba_split`:
 
     python -m benchmarks.ship --output models/tatoeba-de-en
+
+A copy of a folder with the model's code beside the weights, to be uploaded:
+
+    python -m benchmarks.ship --output models/tatoeba-de-en --published build/tatoeba-de-en
 
 Seconds are measured on an idle machine alone; a busy one leaves them out of figures and card, and says so.
 """
@@ -33,6 +38,7 @@ from reluformer.configuration.recipe_parser import RECIPES_FOLDER, load_recipe
 from reluformer.export.exporting import export
 from reluformer.export.running import load_translator
 from reluformer.hub_cards.card import PICTURES, render_card
+from reluformer.hub_cards.publishing import copy_with_code
 from reluformer.hub_cards.space import SYSTEM_OF_GRAPHS
 from reluformer.records.records import git_state, run_record, write_json
 from reluformer.training.data.corpus import load_split
@@ -53,6 +59,9 @@ _HEADING, _NEXT_HEADING = "## As it comes with the package\n", "## Limits\n"
 _SECTION = """{heading}
 It was trained on single sentences. `Translator` and `reluformer translate` split a text into them; give Transformers' own classes
 one at a time: several at once are translated worse, without a warning, and so are other languages.
+
+The package serves the model by its own code, and the folder holds none. `python -m benchmarks.ship --output {folder} --published
+FOLDER` in a checkout copies it with the model's code beside the weights: once uploaded, it loads with Transformers alone.
 
 Weights in bfloat16: {weights:.1f} MB. They are loaded as float32, by `Translator` and by Transformers' own classes, and were
 measured so. In `onnx/`, graphs with 8-bit weights: {graphs:.1f} MB, which onnxruntime and
@@ -84,11 +93,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--twin", type=Path, help="folder of the run with softmax attention")
     parser.add_argument("--output", type=Path, required=True, help="folder to write, models/NAME")
     parser.add_argument("--multi30k", type=Path, default=Path("data/multi30k"), help="default: data/multi30k")
+    parser.add_argument(
+        "--published", type=Path, help="new folder: copy --output with the model's code, and measure nothing"
+    )
     options = parser.parse_args(arguments)
     folder, idle = options.output, os.getloadavg()[0] < _BUSY
     measured_commit = git_state(Path(__file__))  # before the folder, which git knows, is written to
     if (options.run is None) != (options.twin is None):
         parser.error("--run and --twin belong together; without both, the graphs of --output are made anew")
+    if options.published is not None:
+        copy_with_code(folder, options.published)
+        print(f"wrote {options.published}; now: hf upload OWNER/{folder.name} {options.published}")
+        return 0
     if options.run is None:
         renew_graphs(folder)
         figures = measure_graphs(folder, options.multi30k, idle)
@@ -106,11 +122,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def write_model(run: Path, folder: Path) -> None:
-    """Weights, tokenizer, code and pictures of a run, and its ONNX graphs."""
+    """Weights, tokenizer and pictures of a run, and its ONNX graphs; not the model's code, which the package has."""
     folder.mkdir(parents=True)
     model, tokenizer = load_model_and_tokenizer(run)
     model.bfloat16().save_pretrained(folder)
-    load_as_float32(folder)
+    for path in folder.glob("*.py"):
+        path.unlink()
+    _settle_config(folder)
     tokenizer.save_pretrained(folder)
     _compact_tokenizer(folder)
     (folder / "model.safetensors").chmod(0o644)  # else a wheel holds a file that its owner alone may read
@@ -132,10 +150,12 @@ def _compact_tokenizer(folder: Path) -> None:
     path.write_text(json.dumps(json.loads(path.read_text("utf-8")), ensure_ascii=False, separators=(",", ":")))
 
 
-def load_as_float32(folder: Path) -> None:
-    """Lets config.json say float32, though the weights are stored in bfloat16: the Auto classes compute in what it says."""
+def _settle_config(folder: Path) -> None:
+    """Lets config.json say float32, though the weights are stored in bfloat16: the Auto classes compute in what it says. It
+    names no code, since the folder has none."""
     path = folder / "config.json"
     settings = json.loads(path.read_text(encoding="utf-8")) | {"dtype": "float32"}
+    del settings["auto_map"]
     path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
@@ -269,7 +289,7 @@ def samples(sources: list[str], translations: list[str], references: list[str]) 
 
 def write_card(run: Path, folder: Path, figures: dict[str, Any]) -> None:
     """The run's card, for the folder in a clone, with the section of what was measured of the folder's own files."""
-    card = render_card(run, license="cc-by-2.0", repo_id=folder.as_posix())
+    card = of_a_published_copy(render_card(run, license="cc-by-2.0", repo_id=folder.as_posix()), folder)
     before, limits, after = card.partition(_NEXT_HEADING)
     path = folder / CARD_FILE
     path.write_text(f"{before}{section(folder, figures)}{limits}{after}", encoding="utf-8")
@@ -277,10 +297,15 @@ def write_card(run: Path, folder: Path, figures: dict[str, Any]) -> None:
     metadata_save(path, metadata_load(path) | {"widget": [{"text": text} for text in EXAMPLES[language]]})
 
 
+def of_a_published_copy(card: str, folder: Path) -> str:
+    """The card with a copy on the Hub where it tells of loading without the package: the folder itself holds no code."""
+    return card.replace(f'"{folder.as_posix()}", trust_remote_code', f'"your-name/{folder.name}", trust_remote_code')
+
+
 def renew_section(folder: Path, figures: dict[str, Any]) -> None:
     """Writes the section of a card that is there anew, and leaves the rest of it, which comes from the run."""
     path = folder / CARD_FILE
-    card = path.read_text(encoding="utf-8")
+    card = of_a_published_copy(path.read_text(encoding="utf-8"), folder)
     before, after = card.partition(_HEADING)[0], card.partition(_NEXT_HEADING)[2]
     path.write_text(f"{before}{section(folder, figures)}{_NEXT_HEADING}{after}", encoding="utf-8")
 
@@ -307,6 +332,7 @@ def section(folder: Path, figures: dict[str, Any]) -> str:
     any_scores = figures["scores"][0]
     return _SECTION.format(
         heading=_HEADING,
+        folder=f"models/{folder.name}",
         weights=_megabytes(folder.glob("*.safetensors")),
         graphs=_megabytes(folder.glob("onnx/*.onnx")),
         scores=_table(["", *titles], rows, numbers=True),

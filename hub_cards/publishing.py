@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -13,14 +14,15 @@ import transformers
 from huggingface_hub import HfApi, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 from huggingface_hub.utils import filter_repo_objects
-from transformers.dynamic_module_utils import get_relative_import_files
+from transformers.dynamic_module_utils import custom_object_save, get_relative_import_files
 
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.hub_cards.card import PICTURES, render_card
 from reluformer.hub_cards.model_folder import ModelFolder
+from reluformer.records.records import new_folder
 from reluformer.records.redaction import public_values, without_secrets
 from reluformer.training.run.run_folder import CARD_FILE, RECORD_FILE, is_finished
-from reluformer.translating.loading import load_tokenizer, load_whole
+from reluformer.translating.loading import MODEL_CLASSES, load_model_config, load_tokenizer, load_whole
 
 # By name, beside the card and the model's code: whatever else lies in the folder stays there.
 PUBLISHED = (
@@ -107,6 +109,22 @@ def _require_finished(model: ModelFolder, without_evaluation: bool) -> None:
     if not (model.is_evaluated or without_evaluation):
         how = f"`reluformer evaluate --run {folder}` makes one" if model.is_run else "ModelCardCallback records them"
         raise UserError(f"{folder}: no score of it is known, {how}; --without-evaluation publishes without")
+
+
+def copy_with_code(folder: str | Path, target: str | Path) -> None:
+    """Copies the folder of a model, and writes the model's code and where it is beside the weights, as `save_pretrained` does.
+
+    The models that come with the package have none: the package serves them by its own.
+
+    Raises:
+        UserError: no model in the folder, or a target that holds something.
+    """
+    kind = MODEL_CLASSES[type(load_model_config(folder))]
+    with new_folder(target) as copy:
+        shutil.copytree(folder, copy, dirs_exist_ok=True)
+        custom_object_save(kind, copy)
+        settings = json.loads((copy / "config.json").read_text(encoding="utf-8")) | {"auto_map": kind.auto_map}
+        (copy / "config.json").write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def published_names(model: ModelFolder) -> list[str]:

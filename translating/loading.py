@@ -29,7 +29,7 @@ from reluformer.modeling_reluformer.configuration_reluformer import AttentionCon
 from reluformer.translating.shipped import located
 
 Model = ReLUFormerForConditionalGeneration | ReLUFormerForCausalLM | ReLUFormerForImageClassification
-_MODELS = {model.config_class: model for model in Model.__args__}
+MODEL_CLASSES = {model.config_class: model for model in Model.__args__}
 # The weights were made for these: what they say cannot change without them.
 _FIXED_BY_THE_WEIGHTS = (
     *("vocab_size", "decoder_vocab_size", "d_model", "hidden_size", "intermediate_size", "head_dim", "num_labels"),
@@ -158,7 +158,7 @@ def load_weights(
     Raises:
         UserError: weights left over, lacking or of another shape; a source that cannot be loaded.
     """
-    kind = _MODELS[type(config)]
+    kind = MODEL_CLASSES[type(config)]
     options: dict[str, Any] = {"config": config, "dtype": dtype, "ignore_mismatched_sizes": True}  # reported below
     if isinstance(source, Mapping):
         model, info = kind.from_pretrained(None, state_dict=dict(source), output_loading_info=True, **options)

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -96,6 +97,8 @@ def test_the_card_of_a_model_that_comes_with_the_package_follows_from_its_figure
     card = (MODELS / name / "README.md").read_text(encoding="utf-8")
     figures = json.loads((MODELS / name / FIGURES_FILE).read_text(encoding="utf-8"))
     assert ship.section(MODELS / name, figures) in card
+    folder = Path("models") / name
+    assert f'"{folder.as_posix()}")' in card and ship.of_a_published_copy(card, folder) == card
 
 
 def test_one_run_without_the_other_is_refused(capsys):
@@ -151,7 +154,9 @@ def test_the_folder_loads_in_every_way(folder, tmp_path):
     assert plain.dtype == torch.float32
     weights = load_file(tmp_path / "model" / "model.safetensors")
     assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
-    assert (tmp_path / "model" / "modeling_reluformer.py").is_file()
+    assert not [*(tmp_path / "model").glob("*.py")] and "auto_map" not in json.loads(
+        (tmp_path / "model" / "config.json").read_text(encoding="utf-8")
+    )
     text = "Größe: zwölf"
     ids = [AutoTokenizer.from_pretrained(tmp_path / name)(text)["input_ids"] for name in ("run", "model", "model/onnx")]
     assert ids[0] == ids[1] == ids[2]

@@ -1,5 +1,6 @@
 """What is published and what is refused, with a Hub in memory."""
 
+import json
 import math
 import re
 import shutil
@@ -12,14 +13,16 @@ from huggingface_hub import ModelCard
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
-from transformers import ViTImageProcessor
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, ViTImageProcessor
 
+from reluformer import modeling_reluformer
 from reluformer.commands import main as cli
 from reluformer.configuration.errors import UserError
-from reluformer.hub_cards.publishing import publish
+from reluformer.hub_cards.publishing import copy_with_code, publish
 from reluformer.records.records import write_json
+from reluformer.translating.shipped import located, shipped_models
 
-from ..modeling_reluformer.cases import decoder_model, vision_model, word_tokenizer
+from ..modeling_reluformer.cases import decoder_model, run_without_package, vision_model, word_tokenizer
 from .model_folders import LEFT_BEHIND, OF_A_RUN, change, write_finished_run
 
 REPO = "me/little"
@@ -141,6 +144,43 @@ def test_decoders_and_classifiers_are_published_with_their_own_files(tmp_path, h
         publish(tmp_path / kind, f"me/{kind}", without_evaluation=True)
         assert {WEIGHTS, own, f"modeling_{kind}.py", "README.md"} <= hub.repositories[f"me/{kind}"].keys()
         assert "modeling_reluformer.py" not in hub.repositories[f"me/{kind}"]
+
+
+TRANSLATE = """
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    tokenizer, model = (
+        kind.from_pretrained(sys.argv[1], trust_remote_code=True) for kind in (AutoTokenizer, AutoModelForSeq2SeqLM)
+    )
+    assert type(model).__module__.startswith("transformers_modules.")
+    print(json.dumps(model.generate(**tokenizer(sys.argv[2], return_tensors="pt")).tolist()))
+"""
+
+
+@pytest.mark.parametrize("name", shipped_models())
+def test_a_model_of_the_package_has_no_code_and_its_published_copy_has_the_source(name, tmp_path):
+    folder, copy, text = located(name), tmp_path / name, "Tom ist in Berlin 1997."
+    assert not [*folder.glob("*.py")] and "auto_map" not in json.loads((folder / "config.json").read_text())
+    copy_with_code(folder, copy)
+    code = {path.name: path.read_bytes() for path in copy.glob("*.py")}
+    source = Path(modeling_reluformer.__file__).parent
+    assert code == {file: (source / file).read_bytes() for file in code}
+    saved = tmp_path / "saved"
+    AutoModelForSeq2SeqLM.from_pretrained(folder).save_pretrained(saved)
+    assert code.keys() == {path.name for path in saved.glob("*.py")}
+    settings = {each: json.loads((each / "config.json").read_text()) for each in (folder, copy, saved)}
+    assert settings[copy] == settings[folder] | {"auto_map": settings[saved]["auto_map"]}
+    others = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()} - {Path("config.json")}
+    assert all((copy / each).read_bytes() == (folder / each).read_bytes() for each in others)
+
+    ids = AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt")
+    for trusted in (False, True):  # of the package's own code, whatever a caller trusts
+        model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=trusted)
+        assert type(model).__module__.startswith("reluformer.")
+    (tmp_path / "alone").mkdir()
+    assert run_without_package(TRANSLATE, str(copy), text, folder=tmp_path / "alone") == model.generate(**ids).tolist()
+    with pytest.raises(UserError, match="is in use; give a new folder"):
+        copy_with_code(folder, copy)
 
 
 # What is refused

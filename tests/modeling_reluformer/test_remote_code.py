@@ -36,11 +36,19 @@ LOAD = """
     }))
 """
 
+# What a copy of the code did not have before the ends of segments were computed once for all layers.
+LATER = {
+    "attention_reluformer.py": "    cu_seqlens: tuple[Tensor, Tensor] | None = None\n",
+    "layers_reluformer.py": """    if config._attn_implementation == "fused" and visibility.query_segments is not None:
+        visibility = replace(visibility, cu_seqlens=visibility.segment_ends())
+""",
+}
 OLDER = """
+import sys
 import torch
 from transformers import AutoModelForSeq2SeqLM
 
-model = AutoModelForSeq2SeqLM.from_pretrained("models/tatoeba-de-en", trust_remote_code=True, dtype=torch.float32).eval()
+model = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1], trust_remote_code=True).eval()
 assert type(model).__module__.startswith("transformers_modules.") and model.config._attn_implementation == "fused"
 ids, segments = torch.arange(5, 11).repeat(2, 1), torch.tensor([[1, 1, 2, 2, 2, 0]] * 2)
 for packed in ({}, {"segment_ids": segments, "decoder_segment_ids": segments}):
@@ -53,8 +61,14 @@ for packed in ({}, {"segment_ids": segments, "decoder_segment_ids": segments}):
 
 
 def test_an_older_copy_of_the_code_takes_the_fused_path_of_this_package(tmp_path):
-    where = {"cwd": PACKAGE.parent, "env": {**os.environ, "HF_MODULES_CACHE": str(tmp_path)}}
-    subprocess.run([sys.executable, "-c", OLDER], check=True, **where)
+    folder = tmp_path / "older"
+    tiny_model().save_pretrained(folder)
+    for name, later in LATER.items():
+        text = (folder / name).read_text(encoding="utf-8")
+        assert text.count(later) == 1
+        (folder / name).write_text(text.replace(later, ""), encoding="utf-8")
+    where = {"cwd": PACKAGE.parent, "env": {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules")}}
+    subprocess.run([sys.executable, "-c", OLDER, folder], check=True, **where)
 
 
 def test_from_an_offline_hub_cache(tmp_path):
