@@ -31,7 +31,7 @@ from typing import Any
 from huggingface_hub import metadata_load, metadata_save
 from sacrebleu.metrics import CHRF
 
-from benchmarks import javascript, near_training
+from benchmarks import doubt, javascript, near_training
 from benchmarks.markdown import table
 from reluformer.configuration.recipe import DataConfig
 from reluformer.configuration.recipe_parser import RECIPES_FOLDER, load_recipe
@@ -73,7 +73,7 @@ twin has the same recipe but for its attention, and does not come with the packa
 {signatures}
 Both models were trained once, with one seed: a difference of a BLEU is within what seeds do. Multi30k describes pictures, another
 domain than Tatoeba's everyday sentences, and nothing of it was trained on.
-{near_training}
+{near_training}{doubt}
 {seconds}{same}
 
 Ten of the {tests:,} test sentences: the one in the middle of each tenth, from the worst tenth to the best by chrF:
@@ -185,6 +185,7 @@ def measure(run: Path, twin: Path, folder: Path, multi30k: Path, idle: bool) -> 
         "scores": scores,
         "seconds": seconds_of_a_sentence(folder, ours, sources[:_TIMED]) if idle else {},
         "javascript": beside_javascript(folder / "onnx", sources[:_COMPARED], idle),
+        "doubt": doubt.measure(folder, data, multi30k),
         "near_training": near_training.measure(
             translated["this model, 5 beams", "Tatoeba"], tests["Tatoeba"], load_split(data, "train")[0]["source"]
         ),
@@ -197,7 +198,8 @@ def measure_graphs(folder: Path, multi30k: Path, idle: bool) -> dict[str, Any]:
     graphs, seconds, and JavaScript beside Python."""
     figures = json.loads((folder / FIGURES_FILE).read_text(encoding="utf-8"))
     recipe = figures["recipe"]
-    tests = sentences_to_test(load_recipe(RECIPES_FOLDER / f"{recipe}.yaml").data, multi30k)
+    data = load_recipe(RECIPES_FOLDER / f"{recipe}.yaml").data
+    tests = sentences_to_test(data, multi30k)
     sources, _ = tests["Tatoeba"]
     measured, _ = scores_of({SYSTEM_OF_GRAPHS: lambda texts: javascript.in_python(folder / "onnx", texts)}, tests)
     new = {(each["system"], each["test"]): each for each in measured}
@@ -211,6 +213,7 @@ def measure_graphs(folder: Path, multi30k: Path, idle: bool) -> dict[str, Any]:
         "scores": [new.get((each["system"], each["test"]), each) for each in figures["scores"]],
         "seconds": seconds_of_a_sentence(folder, ours, sources[:_TIMED]) if idle else {},
         "javascript": beside_javascript(folder / "onnx", sources[:_COMPARED], idle),
+        "doubt": doubt.measure(folder, data, multi30k),
     }
 
 
@@ -323,6 +326,29 @@ def near_training_words(figures: dict[str, Any]) -> str:
     )
 
 
+def doubt_words(figures: dict[str, Any]) -> str:
+    """What `Translator(…, scores=True)` is worth as a sign of doubt; nothing where that was not measured."""
+    measured = figures.get("doubt")
+    if measured is None or measured["threshold"] is None:
+        return ""
+    sentences = []
+    for name, text in (
+        ("Tatoeba", "Tatoeba's validation pairs, which the limit was chosen on"),
+        ("Multi30k", "captions"),
+    ):
+        counts = measured[name]
+        shares = [
+            f"{100 * counts[part] / max(counts[whole], 1):.0f} %"
+            for part, whole in (("doubtful", "translations"), ("doubtful_and_bad", "doubtful"), ("bad", "translations"))
+        ]
+        sentences.append("On {}, {} are below it, and {} of those are bad, where {} of all are.".format(text, *shares))
+    meaning = f"Bad means a chrF below {measured['bad_below_chrf']}."
+    return (
+        f"\nA translation whose tokens have a mean log-probability below {measured['threshold']:.2f} is doubtful (8-bit graphs,\n"
+        f"greedy; `Translator(…, scores=True)` gives it). {meaning} {' '.join(sentences)}\n"
+    )
+
+
 def section(folder: Path, figures: dict[str, Any]) -> str:
     scores = {(each["system"], each["test"]): each for each in figures["scores"]}
     systems, tests = dict.fromkeys(system for system, _ in scores), dict.fromkeys(test for _, test in scores)
@@ -338,6 +364,7 @@ def section(folder: Path, figures: dict[str, Any]) -> str:
         scores=_table(["", *titles], rows, numbers=True),
         signatures="".join(f"{name}: `{any_scores[f'{name}_signature']}`.\n" for name in ("bleu", "chrf")),
         near_training=near_training_words(figures),
+        doubt=doubt_words(figures),
         seconds=_seconds(figures),
         same=_same(figures["javascript"]),
         tests=any_scores["sentences"],

@@ -148,6 +148,7 @@ def _write_model(model: str | Path, name: str, page: Path, examples: Sequence[st
         "name": name,
         "about": f"{_about(config)} · {size / 1e6:.1f} MB",
         "quality": quality_of(model),
+        "doubt": doubt_of(model),
         "source": source_language(translator.tokenizer),
         "target": trained.get("target_language") or trained.get("target_lang"),
         "unit": trained.get("text_unit", SENTENCE),
@@ -176,6 +177,17 @@ def quality_of(model: str | Path) -> str:
     # the card begins with its headline; what was tested on tells more than what the training was steered by
     best = min(results, key=lambda result: result.dataset_split != "test", default=None)
     return "no score of it is known here" if best is None else _quality_by_result(best)
+
+
+def doubt_of(model: str | Path) -> dict[str, float] | None:
+    """Below which mean log-probability of a token a translation is doubtful, `threshold`, and the share of bad ones among such
+    validation translations, `share`: what `python -m benchmarks.doubt` has measured of a model of the package; None of others."""
+    path = Path(located(model)) / FIGURES_FILE
+    measured = read_json(path, instead="restore it, or delete it").get("doubt") if path.is_file() else None
+    if measured is None or measured["threshold"] is None:
+        return None
+    counts = measured["Tatoeba"]
+    return {"threshold": measured["threshold"], "share": counts["doubtful_and_bad"] / counts["doubtful"]}
 
 
 def _quality_by_figures(figures: dict[str, Any]) -> str:

@@ -17,7 +17,8 @@ export function nameOf(language) {
  */
 export class Panel {
   /**
-   * @param model what page.json says of it: folder, name, about, quality, color, source, target, unit.
+   * @param model what page.json says of it: folder, name, about, quality, color, source, target, unit, doubt; the last is null or
+   *   {threshold, share}: below which mean log-probability a translation is doubtful, and which share of such translations is bad.
    * @param look is called with the range of a sentence whose translation is clicked: start, end.
    */
   constructor(model, look) {
@@ -28,7 +29,7 @@ export class Panel {
     this.text = "";
     this.pieces = []; // of the text
     this.spans = []; // of the translation, one for each piece
-    this.results = new Map(); // text of a piece → {text, cut} or {error}
+    this.results = new Map(); // text of a piece → {text, cut, logProbability} or {error}
     this.current = -1; // the piece under the cursor
     this.weighed = null; // {text, result}, where result has attention weights
     this.asked = { id: 0 }; // the message to the worker; text is undefined if nothing is computed
@@ -104,6 +105,7 @@ export class Panel {
     const result = text ? this.results.get(text) : { text: "" };
     span.classList.toggle("pending", !result);
     span.classList.toggle("wrong", Boolean(result?.error || result?.cut));
+    span.classList.toggle("doubtful", this.isDoubtful(index));
     if (result) span.textContent = result.error ? "[not translated]" : result.text;
   }
 
@@ -129,6 +131,11 @@ export class Panel {
     return next ? { text: next.text, weights: false } : {};
   }
 
+  isDoubtful(index) {
+    const { doubt } = this.model;
+    return Boolean(doubt) && this.results.get(this.pieces[index].text)?.logProbability < doubt.threshold;
+  }
+
   error(index) {
     return this.results.get(this.pieces[index].text)?.error;
   }
@@ -142,7 +149,7 @@ export class Panel {
     if (id !== this.asked.id) return; // of a text that is no longer there
     const { text, weights } = this.asked;
     this.asked = { id };
-    this.results.set(text, error ? { error } : { text: result.text, cut: result.cut });
+    this.results.set(text, error ? { error } : { text: result.text, cut: result.cut, logProbability: result.logProbability });
     if (weights && result) this.weighed = { text, result };
     this.pieces.forEach((piece, index) => {
       if (piece.text === text) this.write(index);
@@ -166,8 +173,24 @@ export class Panel {
     return `Sentence ${this.pieces.slice(0, index + 1).filter((piece) => piece.text).length} of ${total}`;
   }
 
+  /** How sure the model is of the sentence under the cursor, and how many others are doubtful. */
+  tellDoubt() {
+    const sure = this.current < 0 ? undefined : this.results.get(this.pieces[this.current].text)?.logProbability;
+    const of = this.total() > 1 ? ` of ${this.place(this.current).toLowerCase()}` : "";
+    const parts = sure === undefined ? [] : [`Mean log-probability of a token${of}: ${sure.toFixed(2).replace("-", "−")}.`];
+    const doubtful = [...this.pieces.keys()].filter((index) => this.isDoubtful(index));
+    if (doubtful.length) {
+      const { threshold, share } = this.model.doubt;
+      const limit = threshold.toFixed(2).replace("-", "−");
+      const which = this.total() > 1 ? `${doubtful.length} of ${this.total()} translations are doubtful (dotted)` : "It is doubtful";
+      parts.push(`${which}: below ${limit}, ${Math.round(100 * share)} % of such translations were bad.`);
+    }
+    this.find(".doubt").textContent = parts.join(" ");
+  }
+
   /** How far the translation is and, once it is done, what went wrong. */
   tell() {
+    this.tellDoubt();
     const total = this.total();
     const done = this.pieces.filter(({ text }) => text && this.results.has(text)).length;
     const computes = this.state === "ready" && done < total;

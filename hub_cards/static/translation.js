@@ -32,8 +32,9 @@ export class TranslationModel {
   /**
    * @param text one sentence, or what else the model was trained on.
    * @param current is asked before every step whether the translation is still wanted.
-   * @returns null if it is not; else {text, source, target, cut, attentions}: tokens as they are written, whether the limit of
-   *   tokens cut the translation, and weights {encoder, decoder, cross}, each [layer][head][query][key].
+   * @returns null if it is not; else {text, source, target, cut, logProbability, attentions}: tokens as they are written, whether
+   *   the limit of tokens cut the translation, the mean log-probability of its tokens, and weights {encoder, decoder, cross}, each
+   *   [layer][head][query][key].
    * @throws TooLong where the text has more tokens than the model has positions.
    */
   async translate(text, current = async () => true) {
@@ -46,6 +47,7 @@ export class TranslationModel {
     const encoded = await this.encoder.run({ input_ids: this.integers(ids), attention_mask: mask });
     const weights = { encoder: numbered("encoder_attentions", encoded), decoder: [], cross: [] };
     const target = [];
+    let logProbability = 0;
     const limit = this.limit(ids.length);
     let state = this.emptyCache();
     while (target.at(-1) !== end && target.length < limit) {
@@ -56,7 +58,9 @@ export class TranslationModel {
         encoder_hidden_states: encoded.last_hidden_state,
         ...state,
       });
-      target.push(largest(results.logits.data));
+      const token = largest(results.logits.data);
+      target.push(token);
+      logProbability += logProbabilityOf(token, results.logits.data);
       state = this.nextCache(results);
       append(weights.decoder, numbered("decoder_attentions", results));
       append(weights.cross, numbered("cross_attentions", results));
@@ -67,6 +71,7 @@ export class TranslationModel {
       target: this.pieces(target),
       start: this.pieces([this.settings.start])[0],
       cut: target.at(-1) !== end,
+      logProbability: logProbability / target.length,
       attentions: weights,
     };
   }
@@ -101,6 +106,12 @@ function largest(logits) {
   let best = 0;
   for (let id = 1; id < logits.length; id += 1) if (logits[id] > logits[best]) best = id;
   return best;
+}
+
+/** Of the token with the largest logit, so that no power of e overflows. */
+function logProbabilityOf(token, logits) {
+  const sum = logits.reduce((total, logit) => total + Math.exp(logit - logits[token]), 0);
+  return -Math.log(sum);
 }
 
 /** Adds the rows of one step to those of the steps before it. */

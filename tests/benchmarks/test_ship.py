@@ -6,6 +6,7 @@ import shutil
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -17,7 +18,7 @@ from reluformer.translating.shipped import DEFAULT_MODEL, FIGURES_FILE, MODELS
 from ..conftest import demo_tokenizer, tiny_model
 
 pytest.importorskip("onnxruntime", reason="needs the extra onnx")
-from benchmarks import javascript, near_training, ship
+from benchmarks import doubt, javascript, near_training, ship
 
 
 def test_samples_are_of_each_tenth_by_quality():
@@ -53,6 +54,38 @@ def test_the_card_tells_what_was_measured(figures, tmp_path):
         r"| a\|b | c | d | 12 |",
     ):
         assert line in text
+
+
+def test_the_threshold_of_doubt_is_the_highest_below_which_half_of_the_translations_are_bad():
+    for _ in range(20):
+        scores = np.round(np.random.normal(-1, 0.5, 60), 1)  # some are equal
+        bad = np.random.random(60) < 1 / (1 + np.exp(5 * (scores + 1.4)))
+
+        def is_half_bad(threshold, scores=scores, bad=bad):
+            return (scores < threshold).any() and bad[scores < threshold].mean() >= 0.5
+
+        wanted = max(filter(is_half_bad, scores), default=None)
+        assert doubt.threshold_of(scores, bad) == wanted
+        counts = doubt.counts_of(scores, bad, wanted)
+        below = np.full(60, False) if wanted is None else scores < wanted
+        assert counts == {
+            "translations": 60,
+            "bad": bad.sum(),
+            "doubtful": below.sum(),
+            "doubtful_and_bad": sum(below[index] and bad[index] for index in range(60)),
+        }
+    assert doubt.threshold_of(np.array([-4, -3, -2, -1]), np.array([True, False, True, False])) == -1
+    assert doubt.threshold_of(np.array([-2.0, -1.0]), np.array([False, True])) is None
+
+
+def test_the_card_says_what_a_doubtful_translation_is(figures, tmp_path):
+    counts = {"translations": 200, "bad": 30, "doubtful": 40, "doubtful_and_bad": 24}
+    measured = {"bad_below_chrf": 40, "threshold": -1.234, "Tatoeba": counts, "Multi30k": counts | {"bad": 100}}
+    text = " ".join(ship.section(tmp_path, figures | {"doubt": measured}).split())
+    assert "mean log-probability below -1.23 is doubtful" in text
+    assert "which the limit was chosen on, 20 % are below it, and 60 % of those are bad, where 15 % of all are." in text
+    assert "On captions, 20 % are below it, and 60 % of those are bad, where 50 % of all are." in text
+    assert "doubtful" not in ship.section(tmp_path, figures | {"doubt": measured | {"threshold": None}})
 
 
 def test_a_test_sentence_is_near_a_training_sentence_but_for_one_word():
@@ -133,6 +166,7 @@ def test_the_graphs_of_a_folder_are_made_and_measured_anew(folder, figures, monk
     (folder / "onnx" / "encoder_model.onnx").write_bytes(b"damaged")
     tests = {test: (["eins", "zwei"], ["one", "two"]) for test in ("Tatoeba", "b")}
     monkeypatch.setattr(ship, "sentences_to_test", lambda data, multi30k: tests)
+    monkeypatch.setattr(doubt, "measure", lambda *given: {"threshold": None})
     monkeypatch.setattr(javascript, "INSTALLED", folder / "none")
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     assert ship.main(["--output", str(folder)]) == 0

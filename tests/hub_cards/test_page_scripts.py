@@ -1,6 +1,7 @@
 """The scripts of the page that need no browser, in Node: sentences of a text, limits of a translation, numbers of a map."""
 
 import json
+import math
 import random
 import shutil
 import subprocess
@@ -149,7 +150,7 @@ const decoder = {
   run: async (feeds) => {
     const token = steps < written ? 1 + (steps % 8) : 9;
     steps += 1;
-    const logits = { data: Float32Array.from({ length: 10 }, (_, id) => (id === token ? 2 : 1)) };
+    const logits = { data: Float32Array.from({ length: 10 }, (_, id) => 900 + (id === token ? 1 / steps : 0)) };
     return { logits, "decoder_attentions.0": ones(1, steps), "cross_attentions.0": ones(1, length) };
   },
 };
@@ -173,6 +174,9 @@ def test_a_translation_ends_with_its_last_token_or_at_the_limit(in_node):
         assert found["cut"] == (written >= limit)
         assert found["source"] == ["<5>"] * length and found["start"] == "<0>"
         assert found["rows"] == [1 + step for step in range(len(target))]
+        # one logit of ten is larger than the others, by 1, 1/2, 1/3, …
+        each = [-math.log(1 + 9 * math.exp(-1 / (1 + step))) for step in range(len(target))]
+        assert found["logProbability"] == pytest.approx(sum(each) / len(each), abs=1e-4)  # of 900 float32 keeps 3e-5
 
 
 def test_a_translation_that_is_no_longer_wanted_ends_and_a_text_that_is_too_long_is_refused(in_node):

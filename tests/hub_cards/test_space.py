@@ -42,6 +42,7 @@ KNOWN = {
 }
 TEXTS = ["einundzwanzig", "zwölf"]
 NAME = "de: en#1 50%"  # what an address and YAML read as their own
+DOUBTFUL_BELOW = -0.2  # what the model has learned is likelier
 
 
 @pytest.fixture
@@ -85,6 +86,7 @@ def test_the_page_is_a_folder_of_static_files(without_export, tmp_path, capsys):
         "folder": "a", "name": "a", "first": "eins", "color": "", "source": "de", "target": "en", "unit": "sentence",
         "about": "ReLU attention, γ = 16 · 2 + 2 layers of 4 heads · 3.0 MB",
         "quality": "no score of it is known here",
+        "doubt": None,
     }  # fmt: skip
     assert "sdk: static\nlicense: cc-by-2.0" in (page / "README.md").read_text()
     assert (page / "models/a/README.md").is_file(), "the licence of a model goes with it"
@@ -119,6 +121,17 @@ def test_the_quality_of_a_model_that_comes_with_the_package_is_that_of_its_figur
             f"BLEU {scores[of_page, 'Tatoeba']:.0f} on sentences like those it was trained on, "
             f"{scores[of_page, 'Multi30k']:.0f} on captions"
         )
+
+
+def test_the_threshold_of_doubt_is_that_of_the_figures(tmp_path):
+    assert space.doubt_of("me/on-the-hub") is space.doubt_of(tmp_path) is None
+    measured = {"threshold": -1.5, "Tatoeba": {"translations": 50, "bad": 20, "doubtful": 8, "doubtful_and_bad": 5}}
+    for doubt, told in (
+        (measured, {"threshold": -1.5, "share": 0.625}),
+        (measured | {"threshold": None}, None),
+    ):
+        (tmp_path / FIGURES_FILE).write_text(json.dumps({"doubt": doubt}))
+        assert space.doubt_of(tmp_path) == told
 
 
 def test_the_quality_of_a_run_is_the_headline_of_its_card(tmp_path):
@@ -196,7 +209,11 @@ def page(tmp_path_factory):
     model = learned(tokenizer)
     model.save_pretrained(folder / NAME)
     tokenizer.save_pretrained(folder / NAME)
-    return space.write_page([folder / NAME], folder / "page", TEXTS)
+    page = space.write_page([folder / NAME], folder / "page", TEXTS)
+    described = json.loads((page / "page.json").read_text())
+    described["models"][0]["doubt"] = {"threshold": DOUBTFUL_BELOW, "share": 0.625}
+    (page / "page.json").write_text(json.dumps(described))
+    return page
 
 
 @pytest.fixture(scope="module")
@@ -297,6 +314,32 @@ def test_the_page_translates_every_sentence_of_a_text(reader, translated):
     for nothing in ("", " \n\n", "🙂 …\n"):
         reader.types(nothing)
         assert reader.sees() == [nothing, "", of, True]
+
+
+@pytest.mark.slow
+def test_a_doubtful_translation_is_marked_and_how_sure_the_model_is_stands_below(reader, page):
+    scored = space.load_translator(page / "models" / NAME, num_beams=1, scores=True)
+    unknown, known = "Neunhundert acht.", "Zwölf?"
+    sure = [scored(sentence).log_probability for sentence in (unknown, known)]
+    assert sure[0] < DOUBTFUL_BELOW < sure[1]
+    below = "below −0.20, 63 % of such translations were bad."
+
+    def said(text, position):
+        reader.types(text, position)
+        reader.sees()
+        return reader.browser.find_element("class name", "doubt").text
+
+    def written(log_probability):
+        return f"{log_probability:.2f}".replace("-", "−")
+
+    of = "Mean log-probability of a token of sentence {} of 2: {}. 1 of 2 translations are doubtful (dotted): " + below
+    assert said(f"{unknown} {known}", 0) == of.format(1, written(sure[0]))
+    marks = reader.browser.find_elements("css selector", ".translation .doubtful")
+    assert [mark.text for mark in marks] == [scored(unknown).text]
+    assert said(f"{unknown} {known}", len(unknown) + 3) == of.format(2, written(sure[1]))
+    assert said(unknown, 0) == f"Mean log-probability of a token: {written(sure[0])}. It is doubtful: {below}"
+    assert said(known, 0) == f"Mean log-probability of a token: {written(sure[1])}."
+    assert said("", 0) == ""
 
 
 @pytest.mark.slow
