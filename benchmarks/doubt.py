@@ -24,11 +24,11 @@ from sacrebleu.metrics import CHRF
 from reluformer.configuration.recipe import DataConfig
 from reluformer.configuration.recipe_parser import RECIPES_FOLDER, load_recipe
 from reluformer.export.running import load_translator
+from reluformer.records.records import run_record, write_json
 from reluformer.training.data.corpus import load_split
-from reluformer.training.data.readers import text_lines
-from reluformer.training.run.records import run_record, write_json
-from reluformer.training.shipped import FIGURES_FILE
-from reluformer.training.translation import Translator
+from reluformer.translating.readers import text_lines
+from reluformer.translating.shipped import FIGURES_FILE
+from reluformer.translating.translation import Translator
 
 BAD_BELOW = 40  # chrF
 _SHARE_OF_BAD = 0.5
