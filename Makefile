@@ -112,7 +112,7 @@ bench-avx2: .venv/all
 bench-sparse: .venv/all
 	$(BIN)/python -m benchmarks sparse-models
 
-# Lines of every folder, of a published model's code and of functions, beside what they may be at most.
+# Lines of every folder, of a published model's code and of functions.
 size: .venv/all
 	$(BIN)/python -m benchmarks.size
 
@@ -186,7 +186,7 @@ wheel: .venv/all
 lint: .venv/all
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest --noconftest tests/test_import_direction.py
+	$(BIN)/python -m pytest --noconftest tests/test_import_direction.py tests/test_function_lengths.py
 
 format: .venv/all
 	$(BIN)/ruff check --fix .

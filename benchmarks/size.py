@@ -1,4 +1,4 @@
-"""How large the repository is, beside what it may be at most."""
+"""How large the repository is, and which functions are longest. How long one may be says tests/test_function_lengths.py."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ print(f"{len(sizes)}, {sum(sizes):,}")
 
 def main() -> None:
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    print("\n".join(table(("what", "lines", "at most"), rows(ROOT, [Path(name) for name in listed.splitlines()]))))
+    print("\n".join(table(("what", "lines"), rows(ROOT, [Path(name) for name in listed.splitlines()]))))
 
 
-def rows(root: Path, names: list[Path]) -> list[tuple[str, str, str]]:
-    """What was counted, how much of it there is, and how much there may be."""
+def rows(root: Path, names: list[Path]) -> list[tuple[str, str]]:
+    """What was counted, and how much of it there is."""
     files = [name for name in names if (root / name).is_file() and not (root / name).is_symlink()]
 
     def lines(suffixes: tuple[str, ...], *folders: str) -> int:
@@ -52,17 +52,17 @@ def rows(root: Path, names: list[Path]) -> list[tuple[str, str, str]]:
     median, p90 = np.percentile([size for _, size in functions], [50, 90])
     long = [f"{name} {size}" for name, size in functions if size > LONGEST]
     return [
-        *((f"{folder}/", f"{lines(('.py',), folder):,}", "") for folder in INSTALLED),
-        ("installed Python", f"{lines(('.py',), *INSTALLED):,}", "16,000"),
-        ("C++", f"{lines(('.cpp', '.h'), *INSTALLED):,}", "2,500"),
-        ("benchmarks/studies/", f"{lines(('.py',), 'benchmarks/studies'):,}", ""),
-        ("benchmarks", f"{lines(('.py',), 'benchmarks'):,}", "5,500"),
-        ("tests", f"{lines(('.py',), 'tests'):,}", "18,000"),
-        ("docs, hand-written Markdown", f"{lines(('.md',), *map(str, pages)):,}", "2,400"),
-        ("code of a published translation model: files, lines", published(root), "6, 2,300"),
-        (f"flat files of a folder: {fullest}/ has most", str(flat.count(fullest)), "16"),
-        ("functions: median, P90", f"{median:.0f}, {p90:.0f}", "9, 30"),
-        (f"functions above {LONGEST} lines: {', '.join(long) or 'none'}", str(len(long)), "`forward` of a model"),
+        *((f"{folder}/", f"{lines(('.py',), folder):,}") for folder in INSTALLED),
+        ("installed Python", f"{lines(('.py',), *INSTALLED):,}"),
+        ("C++", f"{lines(('.cpp', '.h'), *INSTALLED):,}"),
+        ("benchmarks/studies/", f"{lines(('.py',), 'benchmarks/studies'):,}"),
+        ("benchmarks", f"{lines(('.py',), 'benchmarks'):,}"),
+        ("tests", f"{lines(('.py',), 'tests'):,}"),
+        ("docs, hand-written Markdown", f"{lines(('.md',), *map(str, pages)):,}"),
+        ("code of a published translation model: files, lines", published(root)),
+        (f"flat files of a folder: {fullest}/ has most", str(flat.count(fullest))),
+        ("functions: median, P90", f"{median:.0f}, {p90:.0f}"),
+        (f"functions above {LONGEST} lines: {', '.join(long) or 'none'}", str(len(long))),
     ]
 
 
@@ -72,8 +72,9 @@ def generated(page: str) -> bool:
 
 
 def function_sizes(path: Path) -> list[tuple[str, int]]:
-    found = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    return [(node.name, node.end_lineno - node.lineno + 1) for node in found if isinstance(node, ast.FunctionDef)]
+    """Name and lines of each function of a file."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return [(node.name, node.end_lineno - node.lineno + 1) for node in nodes if isinstance(node, ast.FunctionDef)]
 
 
 def published(root: Path) -> str:

@@ -58,7 +58,7 @@ _HIDDEN_TOKEN = "<HUB_TOKEN>"
 
 def check_recipe(recipe: Recipe) -> None:
     """Raises `UserError` for values that cannot be trained."""
-    parts = (_in_general, _of_data, _of_text, _of_documents, _of_training, _of_averaging)
+    parts = (_in_general, _of_data, _of_text, _of_documents, _of_arguments, _of_training, _of_averaging)
     for problem in itertools.chain.from_iterable(part(recipe) for part in parts):
         raise UserError(problem)
 
@@ -139,7 +139,8 @@ def _of_text(recipe: Recipe) -> Iterator[str]:
         )
 
 
-def _of_training(recipe: Recipe) -> Iterator[str]:
+def _of_arguments(recipe: Recipe) -> Iterator[str]:
+    """Training arguments that would have no effect, and those out of range."""
     training = recipe.training
     defaults = {field.name: field.default for field in dataclasses.fields(training)}
     for name, instead in REPLACED_ARGUMENTS.items():
@@ -151,6 +152,10 @@ def _of_training(recipe: Recipe) -> Iterator[str]:
             yield f"training.{name}: {value} must be at least {least}"
     if training.seed > _LARGEST_SEED:
         yield f"training.seed: {training.seed} must be at most {_LARGEST_SEED}"
+
+
+def _of_training(recipe: Recipe) -> Iterator[str]:
+    training = recipe.training
     if training.max_steps < -1:  # the Trainer would train num_train_epochs, as for -1
         yield f"training.max_steps: {training.max_steps} is no number of updates; give one, or -1 and training.num_train_epochs"
     if training.max_steps == 0 or (training.max_steps < 0 and training.num_train_epochs <= 0):

@@ -27,9 +27,9 @@ from reluformer.modeling_reluformer.fused.activations import ACTIVATIONS
 from reluformer.records.records import new_folder, read_json
 from reluformer.training.run.run_folder import CARD_FILE
 from reluformer.training.scoring.evaluation import read_translations
+from reluformer.translating.options import LIMIT_OFFSET, LIMIT_STEP
 from reluformer.translating.sentences import SENTENCE, source_language
 from reluformer.translating.shipped import FIGURES_FILE, located
-from reluformer.translating.translation import LIMIT_OFFSET, LIMIT_STEP
 
 STATIC = Path(__file__).parent / "static"
 EXAMPLES = 5

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
@@ -16,16 +18,10 @@ from tqdm.auto import tqdm
 
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.modeling_reluformer.compiled.library import library
-from reluformer.translating.fast_translation import COMPUTE, FastTranslationModel, Search, reason_against
-from reluformer.translating.long_sources import (
-    LONG_SOURCES,
-    SPLITS,
-    LongSources,
-    Source,
-    SourceEncoder,
-    Split,
-)
+from reluformer.translating.fast_translation import FastTranslationModel, Search, reason_against
+from reluformer.translating.long_sources import LongSources, Source, SourceEncoder, Split
 from reluformer.translating.moses import MosesStep
+from reluformer.translating.options import Options
 from reluformer.translating.readers import is_unicode
 from reluformer.translating.sentences import DOCUMENT, source_language
 
@@ -34,14 +30,9 @@ if TYPE_CHECKING:  # importing Transformers' modelling code takes longer than a 
 
 logger = logging.getLogger(__name__)
 
-# Limits of the decoding length are stepwise in the source length, and a batch never crosses a step.
-LIMIT_STEP = 16
-LIMIT_OFFSET = 16
 _WORTH_BUILDING = 8  # sentences
 # `stream` sorts by length within so many batches.
 _BATCHES_AT_ONCE = 8
-# Options of `GenerationConfig` that would return something else than one translation of a text, or limit it twice.
-_NOT_HERE = {"max_length", "num_return_sequences", "return_dict_in_generate", "guidance_scale", "stop_strings"}
 _Key = tuple[int, int, int]  # the number of a text, of a sentence in it, and of a piece in that
 
 
@@ -128,18 +119,25 @@ class Translator:
     ) -> None:
         self.model = model if device is None else model.to(device_of(device))
         self.tokenizer = tokenizer
-        self.num_beams, self.length_penalty, self.max_new_tokens = num_beams, length_penalty, max_new_tokens
-        self.batch_tokens, self.long_sources, self.compute = batch_tokens, long_sources, compute
         is_of_documents = tokenizer.init_kwargs.get("text_unit") == DOCUMENT
-        self.scores = scores
-        self.split = split or ("none" if is_of_documents else "sentences")
-        self.generation = generation
+        self._usual_split: Split = "none" if is_of_documents else "sentences"
+        self.options = Options(
+            positions=getattr(model.config, "max_position_embeddings", None),
+            split=split or self._usual_split,
+            num_beams=num_beams,
+            length_penalty=length_penalty,
+            max_new_tokens=max_new_tokens,
+            batch_tokens=batch_tokens,
+            long_sources=long_sources,
+            compute=compute,
+            scores=scores,
+            generation=generation,
+        )
         self._fast: dict[str, tuple[Any, FastTranslationModel]] = {}  # by the type it computes in
         self._said: str | None = None
         self._computed: str | None = None
         self.shortened: list[int] = []
         self.moses = MosesStep.from_tokenizer(tokenizer)
-        self._check_options()
 
     @classmethod
     def from_pretrained(
@@ -171,12 +169,7 @@ class Translator:
     @property
     def decoding(self) -> dict[str, Any]:
         """The settings that decide what is translated, to stand beside scores; of `compute`, the type that the last call used."""
-        default = f"2 * source tokens rounded up to a multiple of {LIMIT_STEP}, + {LIMIT_OFFSET}"
-        settings = self._options | {"max_new_tokens": self.max_new_tokens or default}
-        del settings["scores"]  # decides no translation
-        settings["compute"] = self._computed or self.compute
-        usual = {"split": "none", "long_sources": "error", "compute": "float32"}
-        return {name: value for name, value in settings.items() if usual.get(name) != value}
+        return replace(self.options, compute=self._computed or self.options.compute).decoding
 
     @overload
     def __call__(self, texts: str, progress: bool = False, **options: Any) -> Translation: ...
@@ -192,92 +185,50 @@ class Translator:
         Args:
             texts: a text or any iterable of texts, a generator too; it is read to its end first.
             progress: show a progress bar.
-            options: of the constructor, for this call alone.
+            options: of the constructor, for this call alone; not its device.
 
         Raises:
             UserError: a source is not text; sources that are too long, with `long_sources` "error"; see the constructor.
         """
-        if options:
-            changed = self.with_options(**options)
-            translations = changed(texts, progress)
-            self.shortened, self._computed, self._said = changed.shortened, changed._computed, changed._said
-            return translations
-        if isinstance(texts, str):
-            return self([texts], progress)[0]
-        sources = self._encode(texts)
-        return list(self._translations(sources, [range(len(sources))], progress))
+        chosen, several = self._chosen(options), [texts] if isinstance(texts, str) else texts
+        sources = self._encode(several, chosen)
+        translations = list(self._translations(sources, [range(len(sources))], progress, chosen))
+        return translations[0] if isinstance(texts, str) else translations
 
     def stream(self, texts: Iterable[str], progress: bool = False) -> Iterator[Translation]:
         """As a call, but some batches of texts at a time, whose translations can be used before all are done.
 
         All texts are checked before this returns.
         """
-        sources = self._encode(texts)
-        return self._translations(sources, self._parts(sources), progress)
+        sources = self._encode(texts, self.options)
+        return self._translations(sources, self._parts(sources), progress, self.options)
 
     def with_options(self, **options: Any) -> Translator:
-        """One with the same model and other options of the constructor."""
-        changed = Translator(self.model, self.tokenizer, **{**self._options, **options})
-        changed._fast, changed._said = self._fast, self._said
+        """One with the same model and other options of the constructor, but for its device."""
+        changed = copy.copy(self)  # with the same packed weights
+        changed.options = self._chosen(options)
         return changed
 
     def limit(self, source_tokens: int) -> int:
         """The most target tokens, `</s>` included, for a source of so many tokens."""
-        if self.max_new_tokens is not None:
-            return self.max_new_tokens
-        rounded = -(-source_tokens // LIMIT_STEP) * LIMIT_STEP
-        return min(2 * rounded + LIMIT_OFFSET, self._positions or 2 * rounded + LIMIT_OFFSET)
+        return self.options.limit(source_tokens)
 
-    @property
-    def _options(self) -> dict[str, Any]:
-        names = (
-            "num_beams",
-            "length_penalty",
-            "max_new_tokens",
-            "batch_tokens",
-            "split",
-            "long_sources",
-            "compute",
-            "scores",
-        )
-        return {name: getattr(self, name) for name in names} | self.generation
+    def _chosen(self, options: Mapping[str, Any]) -> Options:
+        """The translator's options with those of a call in their place."""
+        if "split" in options and options["split"] is None:
+            options = {**options, "split": self._usual_split}
+        return self.options.changed(options) if options else self.options
 
-    @property
-    def _positions(self) -> int | None:
-        """How many tokens a side may have; None where the model does not limit it."""
-        return getattr(self.model.config, "max_position_embeddings", None)
-
-    def _check_options(self) -> None:
-        if self.generation:
-            from transformers import GenerationConfig
-
-            for name in self.generation.keys() - (GenerationConfig().to_dict().keys() - _NOT_HERE):
-                raise UserError(
-                    f"{name}: not an option of translating; give options of GenerationConfig (max_new_tokens in place of "
-                    "max_length) that leave one translation for each text"
-                )
-        for name in ("num_beams", "batch_tokens", "max_new_tokens"):
-            value = getattr(self, name)
-            if (name, value) != ("max_new_tokens", None) and not (isinstance(value, int) and value >= 1):
-                raise UserError(f"{name}: {value!r} must be a whole number of at least 1")
-        if not (isinstance(self.length_penalty, (int, float)) and abs(self.length_penalty) <= 50):
-            raise UserError(f"length_penalty: {self.length_penalty!r} must be a number from -50 to 50")
-        if self._positions is not None and (self.max_new_tokens or 0) > self._positions:
-            raise UserError(
-                f"max_new_tokens: {self.max_new_tokens} is more than the {self._positions} positions the model has"
-            )
-        for name, choices in (("compute", COMPUTE), ("split", SPLITS), ("long_sources", LONG_SOURCES)):
-            if getattr(self, name) not in choices:
-                raise UserError(f"{name}: {getattr(self, name)!r} is unknown; choose one of {', '.join(choices)}")
-
-    def _encode(self, texts: Iterable[str]) -> list[Source]:
+    def _encode(self, texts: Iterable[str], options: Options) -> list[Source]:
         """The token ids of each text; sets `shortened`."""
         texts = list(texts)
         for index, text in enumerate(texts):
             if not isinstance(text, str) or not is_unicode(text):
                 raise UserError(f"texts[{index}]: expected Unicode text, got {type(text).__name__}")
         language = source_language(self.tokenizer)
-        encoder = SourceEncoder(self.tokenizer, self._positions, self.long_sources, self.moses, self.split, language)
+        encoder = SourceEncoder(
+            self.tokenizer, options.positions, options.long_sources, self.moses, options.split, language
+        )
         sources, self.shortened = encoder.encode(texts)
         return sources
 
@@ -286,33 +237,39 @@ class Translator:
         start = tokens = 0
         for index, source in enumerate(sources):
             tokens += sum(len(ids) for pieces in source.units for ids in pieces)
-            if tokens >= _BATCHES_AT_ONCE * self.batch_tokens:
+            if tokens >= _BATCHES_AT_ONCE * self.options.batch_tokens:
                 yield range(start, index + 1)
                 start, tokens = index + 1, 0
         yield range(start, len(sources))
 
-    def _translations(self, sources: list[Source], parts: Iterable[range], progress: bool) -> Iterator[Translation]:
+    def _translations(
+        self, sources: list[Source], parts: Iterable[range], progress: bool, options: Options
+    ) -> Iterator[Translation]:
         """Of one part after the other. Inference mode never reaches the caller, who goes on between two texts."""
         total = sum(len(source.units) for source in sources)
-        unit, cut = " sentences" if self.split == "sentences" else " texts", 0
+        unit, cut = " sentences" if options.split == "sentences" else " texts", 0
+        with self._evaluation_mode():
+            fast = self._fast_model(total, options) if total else None
         with tqdm(total=total, desc="translating", unit=unit, disable=None if progress else True) as bar:
             for part in parts:
                 pieces = _pieces(sources, part)
                 translated: dict[_Key, str] = {}
                 scores: dict[_Key, _Score] = {}
-                for keys in self._batches(pieces):
+                for keys in self._batches(pieces, options):
                     with self._evaluation_mode():
-                        batch = self._generate([pieces[key] for key in keys])
+                        batch = self._generate([pieces[key] for key in keys], options, fast)
                     texts = self.tokenizer.batch_decode(batch.ids, skip_special_tokens=True)
                     translated |= zip(keys, texts if self.moses is None else self.moses.undo(texts), strict=True)
-                    scores |= zip(keys, batch.scores, strict=True) if self.scores else {}
+                    scores |= zip(keys, batch.scores, strict=True) if options.scores else {}
                     cut += batch.unfinished
                     bar.update(sum(piece == 0 for _, _, piece in keys))  # what was cut into pieces counts once
                 for index in part:
                     counts = enumerate(map(len, sources[index].units))
                     units = [[(index, unit, piece) for piece in range(count)] for unit, count in counts]
                     text = sources[index].joined([" ".join(translated[key] for key in keys) for keys in units])
-                    yield self._scored(text, [scores[key] for keys in units for key in keys]) if self.scores else text
+                    yield (
+                        self._scored(text, [scores[key] for keys in units for key in keys]) if options.scores else text
+                    )
         if cut:
             pieces_in_all = sum(len(unit) for source in sources for unit in source.units)
             logger.warning(
@@ -325,14 +282,15 @@ class Translator:
         total = sum(score.log_probability for score in scores)
         return ScoredTranslation(text, total / tokens if tokens else math.nan)
 
-    def _batches(self, encoded: dict[_Key, list[int]]) -> Iterator[list[_Key]]:
+    @staticmethod
+    def _batches(encoded: dict[_Key, list[int]], options: Options) -> Iterator[list[_Key]]:
         """Keys of one batch after the other, the longest sources first: if memory runs out, then at once."""
         batch: list[_Key] = []
         longest = 0
         for key in sorted(encoded, key=lambda key: len(encoded[key]), reverse=True):
             length = len(encoded[key])
-            full = (len(batch) + 1) * longest > self.batch_tokens
-            if batch and (full or self.limit(length) != self.limit(longest)):
+            full = (len(batch) + 1) * longest > options.batch_tokens
+            if batch and (full or options.limit(length) != options.limit(longest)):
                 yield batch
                 batch = []
             if not batch:
@@ -341,32 +299,33 @@ class Translator:
         if batch:
             yield batch
 
-    def _generate(self, sources: list[list[int]]) -> _Batch:
-        limit = self.limit(max(map(len, sources)))
-        if (fast := self._fast_model(len(sources))) is not None:
-            results = fast.translate(sources, Search(self.num_beams, limit, self.length_penalty), self.scores)
+    def _generate(self, sources: list[list[int]], options: Options, fast: FastTranslationModel | None) -> _Batch:
+        """Translations of a batch, by the compiled model where there is one, else by `generate`."""
+        limit = options.limit(max(map(len, sources)))
+        if fast is not None:
+            results = fast.translate(sources, Search(options.num_beams, limit, options.length_penalty), options.scores)
             ids = pad_sequence(
                 [torch.tensor([fast.start, *each.ids]) for each in results], True, self.tokenizer.pad_token_id
             )
-            scores = [_Score(each.log_probability, len(each.ids)) for each in results] if self.scores else []
+            scores = [_Score(each.log_probability, len(each.ids)) for each in results] if options.scores else []
             return _Batch(ids, sum(each.ids[-1] != fast.end for each in results), scores)
         padded = self.tokenizer.pad({"input_ids": sources}, return_tensors="pt").to(self.model.device)
         output = self.model.generate(
             input_ids=padded["input_ids"],
             attention_mask=padded["attention_mask"],
-            num_beams=self.num_beams,
+            num_beams=options.num_beams,
             # generate() warns about a length penalty that greedy decoding cannot use.
-            length_penalty=self.length_penalty if self.num_beams > 1 else None,
+            length_penalty=options.length_penalty if options.num_beams > 1 else None,
             max_new_tokens=limit,
             max_length=None,  # of a converted checkpoint: generate() warns about two limits
             return_dict_in_generate=True,
-            output_scores=self.scores,
-            **{"do_sample": False, **self.generation},
+            output_scores=options.scores,
+            **{"do_sample": False, **options.generation},
         )
         ids = output.sequences
         generated = ids[:, 1:]  # without the start token
         ends = self.model.generation_config.eos_token_id
-        scores = self._scores_of(output, ends) if self.scores else []
+        scores = self._scores_of(output, ends) if options.scores else []
         if ends is None or generated.shape[1] < limit:
             return _Batch(ids, 0, scores)
         # A model with a forced end ends every translation at the limit, wherever it was.
@@ -387,17 +346,20 @@ class Translator:
         sums = of_tokens.where(counted, torch.zeros_like(of_tokens)).sum(dim=1)
         return [_Score(*each) for each in zip(sums.tolist(), counted.sum(dim=1).tolist(), strict=True)]
 
-    def _fast_model(self, sources: int) -> FastTranslationModel | None:
-        """Made anew when the weights have changed. The library is built for it if there are enough sentences to gain from it."""
-        reason = reason_against(self.model, {**self.model.generation_config.to_diff_dict(), **self.generation})
-        if reason is None and library(large=sources >= _WORTH_BUILDING) is None:
+    def _fast_model(self, sentences: int, options: Options) -> FastTranslationModel | None:
+        """What computes a call, made anew when the weights have changed; None: `generate` does.
+
+        The library is built for it if there are enough sentences to gain from it.
+        """
+        reason = reason_against(self.model, {**self.model.generation_config.to_diff_dict(), **options.generation})
+        if reason is None and library(large=sentences >= _WORTH_BUILDING) is None:
             reason = "there is no compiled library"
         if reason is not None:
             self._computed = "float32"
-            instead = "" if self.compute == "float32" else f" in float32, not {self.compute}"
-            self._say(f"translated by `generate`{instead}: {reason}.")
+            instead = "" if options.compute == "float32" else f" in float32, not {options.compute}"
+            self._say(f"translated by `generate`{instead}: {reason}.", options)
             return None
-        self._computed = self.compute
+        self._computed = options.compute
         weights = [*self.model.parameters(), *self.model.buffers()]
         # a tensor of inference mode counts no changes, and a fused optimizer tells of none: biases and norms do
         versions = [(weight.data_ptr(), None if weight.is_inference() else weight._version) for weight in weights]
@@ -411,11 +373,11 @@ class Translator:
             self._fast[self._computed] = versions, fast
         return fast
 
-    def _say(self, line: str) -> None:
+    def _say(self, line: str, options: Options) -> None:
         """Once; quietly where `generate` is the usual way, on a GPU and for exported models, and nothing else was asked for."""
         is_usual = self.model.device.type != "cpu" or getattr(self.model, "is_exported", False)
         if line != self._said:
-            logger.log(logging.INFO if is_usual and self.compute == "float32" else logging.WARNING, line)
+            logger.log(logging.INFO if is_usual and options.compute == "float32" else logging.WARNING, line)
             self._said = line
 
     @contextmanager

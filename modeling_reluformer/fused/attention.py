@@ -76,11 +76,10 @@ def relu_attention(
     """
     check_inputs(query, key, value)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    offset, query_offset = (
-        (query_offset.to(query.device), 0) if isinstance(query_offset, Tensor) else (None, query_offset)
-    )
+    offset = query_offset.to(query.device) if isinstance(query_offset, Tensor) else None
+    keys_before = query_offset if offset is None else 0
     tensors = row_scale, key_padding_mask, cu_seqlens_q, cu_seqlens_k, offset, None
-    specification = Specification(*tensors, activation, scale, causal, query_offset, dropout_p, statistics)
+    specification = Specification(*tensors, activation, scale, causal, keys_before, dropout_p, statistics)
     specification.check(query, key, value)
     specification = _with_row_scale(query, key, specification, scaling, gamma, alpha)
     found = attend(query, key, value, specification)

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from reluformer.hub_cards.space import STATIC
-from reluformer.translating.translation import LIMIT_OFFSET, LIMIT_STEP, Translator
+from reluformer.translating.options import LIMIT_OFFSET, LIMIT_STEP
+from reluformer.translating.translation import Translator
 
 from ..conftest import demo_tokenizer, tiny_model
 

@@ -423,7 +423,7 @@ def assert_map_is_of_the_graph(browser, translator, text):
     of_row = "row => [...row.cells].slice(1).map(cell => +cell.dataset.weight)"
     found = browser.execute_script(f"return [...document.querySelectorAll('.map tbody tr')].map({of_row})")
     model, ids = translator.model, translator.tokenizer(text)["input_ids"]
-    target = translator._generate([ids])[0][0, 1:].tolist()
+    target = translator._generate([ids], translator.options, None)[0][0, 1:].tolist()
     weights = cross_attention(model, ids, [model.config.decoder_start_token_id, *target[:-1]])
     assert len(found) == len(target)
     for row, wanted in zip(found, weights, strict=True):

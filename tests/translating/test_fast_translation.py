@@ -206,6 +206,17 @@ def test_weights_that_were_made_in_inference_mode_translate():
     assert first == second
 
 
+def test_a_call_with_options_makes_no_second_translator_and_looks_at_the_weights_once(translator, monkeypatch):
+    asked = []
+    monkeypatch.setattr(translation, "reason_against", lambda *given: asked.append(given))
+    monkeypatch.setattr(Translator, "__init__", None)
+    before = translator.options
+    assert len(translator(["eins", "zwei drei", "vier"] * 5, num_beams=3, batch_tokens=6, split="none")) == 15
+    assert len(asked) == 1 and translator.options is before
+    other = translator.with_options(num_beams=2, top_k=7)
+    assert (other.decoding["num_beams"], other.decoding["top_k"]) == (2, 7) and "top_k" not in translator.decoding
+
+
 def test_weights_are_packed_once_for_each_type_that_calls_ask_for(translator):
     for _ in range(2):
         for compute in ("int8", "float32"):

@@ -114,7 +114,7 @@ def test_batches_hold_the_token_budget_and_every_text_once(model, tokenizer, cal
 
 def test_texts_with_different_limits_are_not_batched_together(model, tokenizer):
     translator = Translator(model, tokenizer)
-    batches = list(translator._batches({0: [5] * 3, 1: [5] * 16, 2: [5] * 17, 3: [5] * 4}))
+    batches = list(translator._batches({0: [5] * 3, 1: [5] * 16, 2: [5] * 17, 3: [5] * 4}, translator.options))
     assert batches == [[2], [1, 3, 0]]
     assert [translator.limit(n) for n in (1, 16, 17)] == [48, 48, POSITIONS]
 
@@ -152,7 +152,10 @@ def test_a_source_that_is_too_long_is_split_at_the_ends_of_sentences(model, toke
     assert len(windows) > 1 and max(width for _, width in calls) == POSITIONS
     ids = [tokenizer("".join(sentences[:2]))["input_ids"], *windows, tokenizer(sentences[3])["input_ids"]]
     model.eval()
-    parts = [tokenizer.decode(translator._generate([piece])[0][0], skip_special_tokens=True) for piece in ids]
+    parts = [
+        tokenizer.decode(translator._generate([piece], translator.options, None)[0][0], skip_special_tokens=True)
+        for piece in ids
+    ]
     assert translations == [translator(TEXTS[0]), " ".join(parts), translator(TEXTS[1])]
 
 

@@ -41,72 +41,76 @@ STUDY = {
 }
 
 
-@pytest.fixture
-def study(tmp_path):
+class PreparedStudy:
     """A study with given claims, and a way to give its rows results: `give(row, seed, quality, …)`."""
 
-    class Prepared:
-        places = Places.of("cpu", tmp_path / "runs", tmp_path / "results")
-        folder = tmp_path / "studies"
-        content = STUDY
-        gone = {"step": 90, "reason": "the loss is not finite since update 90"}
+    content = STUDY
+    gone = {"step": 90, "reason": "the loss is not finite since update 90"}
 
-        def claims(self, *claims, **changes):
-            text = yaml.safe_dump({**STUDY, "claims": [{"text": "a claim", **claim} for claim in claims], **changes})
-            (self.folder / "t0.yaml").write_text(text, encoding="utf-8")
+    def __init__(self, root):
+        self.root, self.folder = root, root / "studies"
+        self.places = Places.of("cpu", root / "runs", root / "results")
 
-        def task(self, name, seed):
-            return Task(load_rows("cpu", self.folder).rows[name], seed, self.places)
+    def claims(self, *claims, **changes):
+        text = yaml.safe_dump({**STUDY, "claims": [{"text": "a claim", **claim} for claim in claims], **changes})
+        (self.folder / "t0.yaml").write_text(text, encoding="utf-8")
 
-        def give(self, name, seed, quality, *, updates=2400, entropy=1.0, analyses=True, sentences=80, **record):
-            """Writes a result whose BLEU is high where `quality` is near 1, and returns it."""
-            task = self.task(name, seed)
-            row = task.row
-            table = [
-                {"layer": 1, "module": "cross", "entropy": 9.9},
-                {"layer": "all", "module": "cross", "entropy": entropy, "noisy": entropy, "noisy_error": 0.1},
-            ]
-            result = {
-                "row": row.name,
-                "key": row.key,
-                "seed": seed,
-                "training": {**RECORD, "updates": updates, **record},
-                "training_seconds": 60.0,
-                "evaluations": {"document_bleu": entropy},
-                "recipe": {"data": {"train": {"source": "data/train.de", "target": "data/train.en"}}},
-                "log_history": [{"step": 5, "eval_dead_row_fraction": 0.25}, {"step": 9}],
-                "analyses": {"entropy": {"table": table}} if analyses else {},
-                "bleu": None if record.get("diverged") else bleu_statistics(self._translations(quality, sentences), {}),
-            }
-            write_json(task.result_file, result)
-            return result
+    def task(self, name, seed):
+        return Task(load_rows("cpu", self.folder).rows[name], seed, self.places)
 
-        def _translations(self, quality, sentences):
-            words = [f"w{number}" for number in range(30)]
-            generator = np.random.default_rng(0)
-            references = [" ".join(generator.choice(words, 9)) for _ in range(sentences)]
-            noisy = np.random.default_rng(int(quality * 1000))
-            hypotheses = [
-                " ".join(word if noisy.random() < quality else "x" for word in reference.split())
-                for reference in references
-            ]
-            return write_translations(tmp_path / "translations.tsv", references, hypotheses, references)
+    def give(self, name, seed, quality, *, updates=2400, entropy=1.0, analyses=True, sentences=80, **record):
+        """Writes a result whose BLEU is high where `quality` is near 1, and returns it."""
+        task = self.task(name, seed)
+        row = task.row
+        table = [
+            {"layer": 1, "module": "cross", "entropy": 9.9},
+            {"layer": "all", "module": "cross", "entropy": entropy, "noisy": entropy, "noisy_error": 0.1},
+        ]
+        result = {
+            "row": row.name,
+            "key": row.key,
+            "seed": seed,
+            "training": {**RECORD, "updates": updates, **record},
+            "training_seconds": 60.0,
+            "evaluations": {"document_bleu": entropy},
+            "recipe": {"data": {"train": {"source": "data/train.de", "target": "data/train.en"}}},
+            "log_history": [{"step": 5, "eval_dead_row_fraction": 0.25}, {"step": 9}],
+            "analyses": {"entropy": {"table": table}} if analyses else {},
+            "bleu": None if record.get("diverged") else bleu_statistics(self._translations(quality, sentences), {}),
+        }
+        write_json(task.result_file, result)
+        return result
 
-        def outcomes(self):
-            return outcomes_of(load_study("t0", self.folder), load_rows("cpu", self.folder), self.places)
+    def _translations(self, quality, sentences):
+        words = [f"w{number}" for number in range(30)]
+        generator = np.random.default_rng(0)
+        references = [" ".join(generator.choice(words, 9)) for _ in range(sentences)]
+        noisy = np.random.default_rng(int(quality * 1000))
+        hypotheses = [
+            " ".join(word if noisy.random() < quality else "x" for word in reference.split())
+            for reference in references
+        ]
+        return write_translations(self.root / "translations.tsv", references, hypotheses, references)
 
-        def verdicts(self):
-            return judge(load_study("t0", self.folder), self.outcomes())
+    def outcomes(self):
+        return outcomes_of(load_study("t0", self.folder), load_rows("cpu", self.folder), self.places)
 
-        def verdict(self):
-            (verdict,) = self.verdicts()
-            return verdict
+    def verdicts(self):
+        return judge(load_study("t0", self.folder), self.outcomes())
 
-        def report(self):
-            path = tmp_path / "docs" / "reproduction.md"
-            places = {"runs": tmp_path / "runs", "results": tmp_path / "results"}
-            return write_reproduction(path, sizes=["cpu"], studies=self.folder, **places).read_text(encoding="utf-8")
+    def verdict(self):
+        (verdict,) = self.verdicts()
+        return verdict
 
+    def report(self):
+        path = self.root / "docs" / "reproduction.md"
+        places = {"runs": self.root / "runs", "results": self.root / "results"}
+        return write_reproduction(path, sizes=["cpu"], studies=self.folder, **places).read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def study(tmp_path):
+    """A study of four rows without a result, in a folder of its own."""
     (tmp_path / "studies").mkdir()
     rows = {
         "softmax": {"recipe": {"model": {"preset": "vanilla"}}},
@@ -115,7 +119,7 @@ def study(tmp_path):
         "width_{n}": {"recipe": {"model": {"d_model": "{n}"}}, "each": {"n": [8, 16]}},
     }
     (tmp_path / "studies" / ROWS_FILE).write_text(yaml.safe_dump(rows, sort_keys=False), encoding="utf-8")
-    return Prepared()
+    return PreparedStudy(tmp_path)
 
 
 @pytest.fixture
