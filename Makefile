@@ -144,6 +144,7 @@ studies: .venv/all
 reproduction: .venv/all
 	$(BIN)/python -m benchmarks.studies --report docs/reproduction.md
 	$(BIN)/python docs/reference_tables.py
+	$(BIN)/python -m benchmarks.deciding_pictures
 
 # docs/errors.md: what wrong input does, from the cases that the tests run.
 error-table: .venv/all

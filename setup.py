@@ -10,6 +10,8 @@ install leaves it to the first use.
 
 import importlib.util
 import os
+import re
+import tomllib
 from pathlib import Path
 
 from setuptools import find_packages, setup
@@ -67,7 +69,18 @@ class WheelForAnyPython(bdist_wheel):
         return "py3", "none", platform
 
 
+def description_for_pypi() -> str:
+    """README.md, whose links lead into the repository, with their whole addresses: PyPI shows it without the repository."""
+    project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
+    address = project["urls"]["Repository"]
+    readme = Path("README.md").read_text(encoding="utf-8")
+    readme = re.sub(r"(!\[[^]]*\]\()(?!https?:|#)", rf"\g<1>{address}/raw/main/", readme)
+    return re.sub(r"(\]\()(?!https?:|#)", rf"\g<1>{address}/blob/main/", readme)
+
+
 setup(
+    long_description=description_for_pypi(),
+    long_description_content_type="text/markdown",
     cmdclass={"build_py": BuildWithCompiledAttention, "bdist_wheel": WheelForAnyPython},
     packages=find_packages(include=["reluformer", "reluformer.*"]),
     include_package_data=False,  # what is listed here and no more: the folders of data are no packages

@@ -380,32 +380,3 @@ def render(name: str, folder: Path = RESULTS) -> str:
 def _unmeasured(file: str) -> str:
     how = " `make bench-avx2` measures it, in about ten minutes of an idle machine." if "avx2" in file else ""
     return f"Not measured.{how}"
-
-
-def overview_table() -> str:
-    """How often a step with ReLU is done in the time of the same step of the same class with softmax, for docs/when_to_use.md."""
-    header = ["model", "machine", "training, float32", "bfloat16", "use, float32", "bfloat16"]
-    lines = []
-    for words, inputs in (("short sentences", "multi30k-like"), ("documents of 1,024 tokens", "1,024 tokens")):
-        where = {"shape": "wide", "inputs": inputs}
-        lines.append(_overview(f"translation, {words}", "end-to-end", "generation", (RELUFORMER, VANILLA), where))
-    both = ("ReLU", "softmax")
-    for length in (49, 196, 784):
-        where = {"length": length, "threads": 2}
-        lines.append(_overview(f"pictures in {length} patches", "vision", "inference", both, where))
-    for name, library in (("GPT-2", "GPT2LMHeadModel"), ("Llama", "LlamaForCausalLM")):
-        for context in (128, 1024, 4096):
-            words = f"language model as {name}, context of {context:,}"
-            lines.append(_overview(words, "decoder", "generation", both, {"context": context, "library": library}))
-    return "\n".join(table(header, lines)) + "\n"
-
-
-def _overview(name: str, file: str, use: str, pair: tuple[str, str], where: Mapping[str, Any]) -> list[str]:
-    result = read_result(RESULTS / f"{file}-cpu.json")
-    ours, softmax = pair
-    ratios = {
-        (cell["task"], cell["dtype"]): f"{cell['speedups'][ours][softmax]['median']:.2f}"
-        for cell in result["cells"]
-        if where.items() <= cell.items() and softmax in cell["speedups"].get(ours, {})
-    }
-    return [name, result["machine"]["cpu"], *(ratios[task, dtype] for task in ("training", use) for dtype in DTYPES)]

@@ -7,7 +7,6 @@ become MathML when the pages are built, and nothing is loaded from the network w
 
 import re
 import sys
-import tomllib
 from importlib.metadata import version as installed_version
 from pathlib import Path
 
@@ -60,12 +59,10 @@ napoleon_use_ivar = False
 
 
 def _with_readme(app, page: str, source: list[str]) -> None:
-    """Puts README.md into the first page. Its links are absolute, for PyPI; here they lead to the pages of this site."""
+    """Puts README.md into the first page, from whose folder its links must lead."""
     if (mark := "<!-- README.md -->") in source[0]:
-        project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-        address = re.escape(project["urls"]["Repository"])
         readme = (ROOT / "README.md").read_text(encoding="utf-8")
-        source[0] = source[0].replace(mark, re.sub(rf"{address}/(?:blob|raw)/main/", "../", readme))
+        source[0] = source[0].replace(mark, re.sub(r"(?<=\]\()(?!https?:|#)", "../", readme))
 
 
 def setup(app) -> None:

@@ -1,4 +1,4 @@
-"""The picture that the first page begins with: one head of two models on one sentence, with softmax and with ReLU.
+"""The picture of docs/formula.md: one head of two models on one sentence, with softmax and with ReLU.
 
     reluformer train --config demo
     reluformer train --config demo --name demo_softmax --model.preset vanilla --model.regularization_weight 0

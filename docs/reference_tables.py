@@ -1,4 +1,5 @@
-"""Fills the tables of docs/*.md that follow from the code, between `<!-- generated: name -->` and `<!-- end of generated -->`.
+"""Fills the tables of README.md and docs/*.md that follow from the code or from result files, between `<!-- generated: name -->`
+and `<!-- end of generated -->`.
 
 python docs/reference_tables.py            writes them
 python docs/reference_tables.py --check    says which are out of date, with status 1
@@ -12,6 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from reluformer import ReLUFormerConfig
@@ -103,27 +105,6 @@ def _resolved(name: str) -> dict:
     return merged
 
 
-def evidence() -> str:
-    """ReLU beside softmax, by task."""
-    from benchmarks.studies.evidence import evidence_table
-
-    return evidence_table()
-
-
-def seed_pairs() -> str:
-    """How many pairs of one seed softmax is ahead in."""
-    from benchmarks.studies.evidence import seed_pairs as of_the_results
-
-    return of_the_results()
-
-
-def speed_of_training() -> str:
-    """How often a training step with ReLU attention is done in the time of one with softmax, by task and dtype."""
-    from benchmarks.pages import overview_table
-
-    return overview_table()
-
-
 def paper_sizes() -> str:
     """The papers' own sizes, as they were tried without a GPU."""
     from benchmarks.measurement_file import RESULTS
@@ -161,22 +142,31 @@ def _measured_hours(updates: int) -> float:
     return updates * cell["median_ms"] / 3.6e6
 
 
+def _of_results() -> dict[str, Callable[[], str]]:
+    """Tables of what was trained and measured, by name; `evidence …` are the sections of docs/evidence.md."""
+    from benchmarks import deciding
+    from benchmarks.studies import evidence
+
+    pairs = {f"evidence {name}": partial(evidence.evidence_table, name) for name in evidence.SECTIONS}
+    models = {f"evidence {name}": partial(evidence.models_table, name) for name in evidence.MODELS}
+    return {**pairs, **models, "seed pairs": evidence.seed_pairs, **deciding.TABLES}
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "activations": activations,
     "presets": presets,
     "recipes": recipes,
-    "evidence": evidence,
-    "seed pairs": seed_pairs,
-    "speed of training": speed_of_training,
     "paper sizes": paper_sizes,
+    **_of_results(),
 }
 
 
-def filled(text: str) -> str:
+def filled(text: str, folder: Path = DOCS) -> str:
     """A page with its tables as they are now.
 
     Args:
         text: the page.
+        folder: that the page stands in; links in the tables are made to lead from there.
 
     Raises:
         ValueError: a block of a name that is no table.
@@ -185,9 +175,16 @@ def filled(text: str) -> str:
     def fill(block: re.Match[str]) -> str:
         if block["name"] not in TABLES:
             raise ValueError(f"{block['name']!r} is no table; there are: {', '.join(TABLES)}")
-        return f"{block['begin']}{TABLES[block['name']]()}{block['end']}"
+        lines = re.sub(r"(?<=\]\()(?=[\w.]+\.md)", _from(folder), TABLES[block["name"]]())
+        return f"{block['begin']}{lines}{block['end']}"
 
     return _BLOCK.sub(fill, text)
+
+
+def _from(folder: Path) -> str:
+    """What a link from docs/ begins with when it stands in another folder."""
+    path = DOCS.relative_to(folder).as_posix()
+    return "" if path == "." else f"{path}/"
 
 
 def _codes(values: Iterable[str]) -> str:
@@ -201,13 +198,13 @@ def _cell(value: object) -> str:
 
 
 def main() -> int:
-    """Writes or checks all pages of this folder; the exit status."""
+    """Writes or checks README.md and all pages of this folder; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing")
     check = parser.parse_args().check
     os.chdir(DOCS.parent)  # where the files of benchmarks/ and runs/ are looked for
-    pages = {path: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
-    stale = {path: new for path, text in pages.items() if (new := filled(text)) != text}
+    pages = {path: path.read_text(encoding="utf-8") for path in (DOCS.parent / "README.md", *sorted(DOCS.glob("*.md")))}
+    stale = {path: new for path, text in pages.items() if (new := filled(text, path.parent)) != text}
     for path, text in stale.items():
         if not check:
             path.write_text(text, encoding="utf-8")

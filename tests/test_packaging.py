@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -90,6 +91,19 @@ def test_the_wheel_holds_every_module_and_data_file_and_no_generic_name(source, 
     (wheel,) = tmp_path.glob("*-py3-none-any.whl")
     assert "reluformer/configuration/recipes/demo.yaml" in installed_files()
     assert files_of(wheel) == installed_files()
+    check_links_on_pypi(wheel)
+
+
+def check_links_on_pypi(wheel: Path) -> None:
+    """PyPI shows the README without the repository: every link of it is absolute there, or within the page."""
+    with zipfile.ZipFile(wheel) as files:
+        (metadata,) = (name for name in files.namelist() if name.endswith(".dist-info/METADATA"))
+        text = files.read(metadata).decode("utf-8")
+    address = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Repository"]
+    links = re.findall(r"(!?)\[[^]]*\]\(([^)]+)\)", text)
+    assert sum(link.startswith(f"{address}/blob/main/docs/evidence.md#") for _, link in links) > 10
+    assert [link for image, link in links if image] == [f"{address}/raw/main/docs/images/at_a_glance.png"]
+    assert [link for _, link in links if not link.startswith(("https://", "#"))] == []
 
 
 @pytest.fixture(scope="module")

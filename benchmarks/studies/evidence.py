@@ -1,7 +1,11 @@
-"""ReLU beside softmax, one line a task of evidence.yaml, from the results of the studies: the table of docs/evidence.md."""
+"""ReLU beside softmax, from the results of the studies: the tables of docs/evidence.md, a section of evidence.yaml each.
+
+Other pages quote a pair by its name: its difference, how sure it is, and of how many seeds.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,74 +14,147 @@ from typing import Any
 
 import yaml
 
-from benchmarks.markdown import mean_and_each, table
-from benchmarks.studies.parser import Row, load_rows
-from benchmarks.studies.scores import STATISTICS, compare_means, p_in_words, paired_t_test
+from benchmarks.markdown import table
+from benchmarks.studies.outcomes import outcomes_of, value
+from benchmarks.studies.parser import Catalogue, load_rows, load_study
+from benchmarks.studies.scores import (
+    FEWEST_ITEMS,
+    SIGNIFICANT,
+    STATISTICS,
+    Comparison,
+    compare_means,
+    p_in_words,
+    paired_t_test,
+)
 from benchmarks.studies.tasks import Places, Task, has_diverged, read_result, spent
 
 SEEDS, SIZE = (1, 2, 3), "cpu"
+SEEDS_IN_WORDS = {1: "one seed", 2: "two seeds", 3: "three seeds"}
 NOT_TRAINED, DIVERGED = "not trained yet", "does not converge"
+Results = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two rows of the studies that differ in the attention alone. score: one of `STATISTICS`. to_the_end: whether it is one of
-    those that [`seed_pairs`] counts."""
+    """Two rows of the studies that differ in the attention alone.
+
+    task: what was trained. theirs, ours: rows. score: one of `STATISTICS`. name: what other pages call the pair. to_the_end: it
+    is one of those that [`seed_pairs`] counts.
+    """
 
     task: str
-    softmax: str
-    relu: str
-    score: str
+    theirs: str
+    ours: str
+    score: str = "bleu"
+    name: str | None = None
     to_the_end: bool = False
 
 
-PAIRS = tuple(Pair(**says) for says in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")))
+_SAID = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+SECTIONS = {
+    name: tuple(Pair(**pair) for pair in section["pairs"]) for name, section in _SAID.items() if "pairs" in section
+}
+MODELS = {name: section for name, section in _SAID.items() if "study" in section}
+PAIRS = tuple(pair for pairs in SECTIONS.values() for pair in pairs)
+BY_NAME = {pair.name: pair for pair in PAIRS if pair.name}
 
 
-def evidence_table() -> str:
-    """A line for each pair: scores of each seed, their difference with its p-value, and what was trained."""
-    rows, places = load_rows(SIZE).rows, Places.of(SIZE)
-    header = ["task", "score", "softmax", "ReLU", "ReLU over softmax", "updates", "core-seconds, softmax / ReLU"]
-    return "\n".join(table(header, [_line(pair, rows, places) for pair in PAIRS])) + "\n"
+@functools.cache
+def _catalogue() -> Catalogue:
+    return load_rows(SIZE)
 
 
-def seed_pairs() -> str:
-    """Whether softmax is ahead with each seed, of the two corpora that were trained to the end."""
-    rows, places = load_rows(SIZE).rows, Places.of(SIZE)
-    differences = []
-    for pair in (each for each in PAIRS if each.to_the_end):
-        for seed in SEEDS:
-            results = (read_result(Task(rows[name], seed, places)) for name in (pair.softmax, pair.relu))
-            softmax, relu = (result[pair.score]["score"] for result in results)
-            differences.append(softmax - relu)
-    ahead = sum(difference > 0 for difference in differences)
-    p_value = p_in_words(paired_t_test(differences))
-    return (
-        f"Softmax is ahead of ReLU in {ahead} of the {len(differences)} pairs of one seed on Multi30k and Tatoeba, by "
-        f"{fmean(differences):.2f} BLEU in the mean (paired t test, {p_value}; of other seeds, on these two test texts).\n"
-    )
+@functools.cache
+def results_of(pair: Pair) -> tuple[Results, Results]:
+    """Of theirs and of ours, of each seed that both were trained with."""
+    both = [[read_result(task) for task in tasks] for tasks in _tasks(pair)]
+    found = [results for results in both if all(results)]
+    theirs, ours = zip(*found, strict=True) if found else ((), ())
+    return theirs, ours
 
 
-def _line(pair: Pair, rows: Mapping[str, Row], places: Places) -> list[str]:
-    tasks = [[Task(rows[name], seed, places) for name in (pair.softmax, pair.relu)] for seed in SEEDS]
-    found = [(both, results) for both in tasks if all(results := [read_result(task) for task in both])]
-    label = STATISTICS[pair.score].label
-    if not found:
-        return [pair.task, label, "–", "–", NOT_TRAINED, "–", "–"]
-    softmax, relu = zip(*(results for _, results in found), strict=True)
-    updates = dict.fromkeys(f"{spent(result)[0]:,}" for _, results in found for result in results)
-    scores = [_scores(pair.score, side) for side in (softmax, relu)]
-    seconds = [[_cpu_seconds(both[at], results[at]) for both, results in found] for at in (0, 1)]
-    difference = _difference(pair.score, softmax, relu)
-    is_told = not any(None in of_side for of_side in seconds)  # older results do not tell them, and a GPU's are none
-    means = " / ".join(f"{fmean(of_side):,.0f}" for of_side in seconds) if is_told else "–"
-    return [pair.task, label, *scores, difference, " and ".join(updates), means]
+def _tasks(pair: Pair) -> list[list[Task]]:
+    rows, places = _catalogue().rows, Places.of(SIZE)
+    return [[Task(rows[name], seed, places) for name in (pair.theirs, pair.ours)] for seed in SEEDS]
 
 
-def _scores(score: str, results: Sequence[Mapping[str, Any]]) -> str:
+@functools.cache
+def comparison(pair: Pair) -> Comparison | None:
+    """Our mean score minus theirs; None where one did not converge or was not trained."""
+    theirs, ours = results_of(pair)
+    if not ours or any(map(has_diverged, (*theirs, *ours))):
+        return None
+    return compare_means(STATISTICS[pair.score], *([result[pair.score] for result in side] for side in (ours, theirs)))
+
+
+def how_sure(found: Comparison) -> str:
+    """Seeds, 95 % interval or p-value, and whether noise may be all of the difference."""
+    seeds = SEEDS_IN_WORDS[len(found.each)]
+    if found.items < FEWEST_ITEMS:
+        return f"{seeds}; {found.noise}"
+    if found.has_seeds:
+        low, high = found.interval(95)
+        noise = ": within the noise" if found.noise else ""
+        return f"{seeds}, 95 % interval {signed(low)} to {signed(high)}{noise}"
+    p_value = p_in_words(found.p_value)
+    if found.noise and found.p_value < SIGNIFICANT:  # then it is that of the seeds
+        return f"{seeds}: within their noise (test set alone: {p_value})"
+    return f"{seeds}, {p_value}" + (f": {found.noise}" if found.noise else "")
+
+
+def signed(number: float, digits: int = 2) -> str:
+    """With its sign, a minus as it is printed."""
+    return f"{number:+.{digits}f}".replace("-", "−")
+
+
+def evidence_table(section: str) -> str:
+    """A line for each pair: mean scores with each seed's, their difference, how sure it is, and what was trained."""
+    names = {"theirs": "softmax", "ours": "ReLU", **_SAID[section].get("names", {})}
+    pairs = SECTIONS[section]
+    label = STATISTICS[pairs[0].score].label + ", %" * (pairs[0].score == "accuracy")
+    header = [
+        "what was trained",
+        f"{names['theirs']}, {label}",
+        f"{names['ours']}, {label}",
+        "difference",
+        "how sure",
+        "updates",
+        f"core-seconds, {names['theirs']} / {names['ours']}",
+    ]
+    return "\n".join(table(header, map(_line, pairs))) + "\n"
+
+
+def _line(pair: Pair) -> list[str]:
+    theirs, ours = results_of(pair)
+    if not ours:
+        return [pair.task, "–", "–", NOT_TRAINED, "–", "–", "–"]
+    updates = dict.fromkeys(f"{spent(result)[0]:,}" for results in zip(theirs, ours, strict=True) for result in results)
+    found = comparison(pair)
+    difference, sure = ("–", SEEDS_IN_WORDS[len(ours)]) if found is None else (_each(found), how_sure(found))
+    scores = [_scores(pair.score, side) for side in (theirs, ours)]
+    return [pair.task, *scores, difference, sure, " and ".join(updates), _core_seconds(pair)]
+
+
+def _each(found: Comparison) -> str:
+    each = f" ({', '.join(map(signed, found.each))})" if len(found.each) > 1 else ""
+    return signed(found.difference) + each
+
+
+def _scores(score: str, results: Results) -> str:
     if any(map(has_diverged, results)):
         return DIVERGED
-    return mean_and_each([result[score]["score"] for result in results], "{:.2f}")
+    values = [result[score]["score"] for result in results]
+    each = f" ({', '.join(f'{number:.2f}' for number in values)})" if len(values) > 1 else ""
+    return f"{fmean(values):.2f}{each}"
+
+
+def _core_seconds(pair: Pair) -> str:
+    """Means of both sides; a dash where a result does not tell them, as older ones and those of a GPU."""
+    trained = [tasks for tasks in _tasks(pair) if all(read_result(task) for task in tasks)]
+    seconds = [[_cpu_seconds(tasks[side], read_result(tasks[side])) for tasks in trained] for side in (0, 1)]
+    if any(None in of_side for of_side in seconds):
+        return "–"
+    return " / ".join(f"{fmean(of_side):,.0f}" for of_side in seconds)
 
 
 def _cpu_seconds(task: Task, result: Mapping[str, Any] | None) -> float | None:
@@ -90,9 +167,39 @@ def _cpu_seconds(task: Task, result: Mapping[str, Any] | None) -> float | None:
     return None if before is None else own + before
 
 
-def _difference(score: str, softmax: Sequence[Mapping[str, Any]], relu: Sequence[Mapping[str, Any]]) -> str:
-    if any(map(has_diverged, (*softmax, *relu))):
-        return "–"
-    ours, theirs = ([result[score] for result in side] for side in (relu, softmax))
-    test = compare_means(STATISTICS[score], ours, theirs)
-    return test.words() + (f": {test.noise}" if test.noise else "")
+def models_table(section: str) -> str:
+    """Figures of single models of a study, means over the seeds that were trained."""
+    said = MODELS[section]
+    study = load_study(said["study"])
+    outcomes = outcomes_of(study, _catalogue(), Places.of(SIZE))
+    rows = []
+    for name, label in said["rows"].items():
+        outcome, cells = outcomes[name], []
+        for figure in (study.figures[name] for name in said["figures"]):
+            numbers = [number for seed in outcome.results if (number := value(figure, outcome, seed)) is not None]
+            cells.append(f"{fmean(numbers):.{figure.digits}f}".replace("-", "−") if numbers else "–")
+            if 0 < len(numbers) < len(outcome.results):
+                cells[-1] += f" ({SEEDS_IN_WORDS[len(numbers)]})"
+        rows.append([label, *cells, SEEDS_IN_WORDS[len(outcome.results)]])
+    return "\n".join(table(["model", *said["figures"].values(), "trained with"], rows)) + "\n"
+
+
+def seed_differences() -> list[float]:
+    """By how much BLEU softmax is ahead of ReLU, of each pair of one seed on the corpora that were trained to the end."""
+    pairs = (pair for pair in PAIRS if pair.to_the_end)
+    return [
+        softmax[pair.score]["score"] - relu[pair.score]["score"]
+        for pair in pairs
+        for softmax, relu in zip(*results_of(pair), strict=True)
+    ]
+
+
+def seed_pairs() -> str:
+    """Whether softmax is ahead with each seed, of the two corpora that were trained to the end."""
+    differences = seed_differences()
+    ahead = sum(difference > 0 for difference in differences)
+    p_value = p_in_words(paired_t_test(differences))
+    return (
+        f"Softmax is ahead of ReLU in {ahead} of the {len(differences)} pairs of one seed on Multi30k and Tatoeba, by "
+        f"{fmean(differences):.2f} BLEU on average (paired t test, {p_value}; of other seeds, on these two test texts).\n"
+    )

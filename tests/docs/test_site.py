@@ -32,7 +32,7 @@ def test_every_page_is_built_and_the_first_is_the_readme(site):
     start = (site / "docs" / "index.html").read_text(encoding="utf-8")
     headings = re.findall(r"^## (.+)$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert headings and [heading for heading in headings if f"<h2>{heading}<" not in start] == []
-    assert 'src="../_images/attention.png"' in start.partition("<h2>")[0], "the first page begins with a picture"
+    assert 'src="../_images/at_a_glance.png"' in start.partition("<h2>")[0], "the first page begins with a picture"
 
 
 def test_nothing_is_loaded_from_the_network(site):

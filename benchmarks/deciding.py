@@ -1,0 +1,441 @@
+"""What README.md and docs/when_to_use.md say in tables, from the result files: the verdict, qualities, and speeds.
+
+Links are written as from docs/. `python docs/reference_tables.py` puts the tables into the pages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import yaml
+
+from benchmarks.attention import DTYPES, HEAD_DIM, LENGTHS, PASSES, PLAIN, SDPA, WITH_STATISTICS
+from benchmarks.gpu import attention as gpu_attention
+from benchmarks.gpu import page as gpu_page
+from benchmarks.markdown import table
+from benchmarks.measurement_file import RESULTS, ROOT, read_result
+from benchmarks.studies import evidence
+from benchmarks.studies.parser import load_rows
+from benchmarks.studies.scores import p_in_words, paired_t_test
+from benchmarks.studies.tasks import Places, Task
+from benchmarks.studies.tasks import read_result as read_training
+from benchmarks.translating import CTRANSLATE2, OURS_BY_TYPE
+from benchmarks.translation import MARIAN, OURS_UNREGULARIZED, VANILLA
+from benchmarks.translation import OURS as RELUFORMER
+from reluformer import ReLUFormerConfig
+
+Cell = Mapping[str, Any]
+FORWARD, BOTH = PASSES
+# Files of attention alone on a CPU, with the instructions that the processor was held to.
+ATTENTION_FILES = {"attention": "", "attention-avx2": ", held to AVX2"}
+
+
+class Quoted:
+    """A pair of evidence.yaml, as a sentence quotes it.
+
+    `softmax` and `relu`: by how much either is ahead; `low` and `high`: the 95 % interval of softmax's lead; `theirs` and `ours`:
+    mean scores; `seeds` and `p` in words.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._pair = evidence.BY_NAME[name]
+        sides = evidence.results_of(self._pair)
+        self.theirs, self.ours = (fmean(result[self._pair.score]["score"] for result in side) for side in sides)
+        self.relu, self.softmax = self.ours - self.theirs, self.theirs - self.ours
+        self.seeds = evidence.SEEDS_IN_WORDS[len(sides[0])]
+
+    @property
+    def low(self) -> float:
+        return -evidence.comparison(self._pair).interval(95)[1]
+
+    @property
+    def high(self) -> float:
+        return -evidence.comparison(self._pair).interval(95)[0]
+
+    @property
+    def p(self) -> str:
+        return p_in_words(evidence.comparison(self._pair).p_value)
+
+
+class SeedPairs:
+    """In how many pairs of one seed softmax is ahead, and how sure that is."""
+
+    def __init__(self) -> None:
+        differences = evidence.seed_differences()
+        self.count, self.ahead = len(differences), sum(difference > 0 for difference in differences)
+        self.p = p_in_words(paired_t_test(differences))
+
+
+class CpuSpeeds:
+    """Of all models of [`overview_rows`]: from the slowest to the fastest, in float32."""
+
+    def __init__(self) -> None:
+        rows = overview_rows()
+        self.models = len(rows)
+        self.training, self.use = (reach([row[2][name, "float32"] for row in rows]) for name in ("training", "use"))
+
+
+class _Figures(dict):
+    """What a sentence of the verdict names is computed when it is asked for: some pairs take seconds."""
+
+    def __missing__(self, name: str) -> object:
+        made = {"pairs": SeedPairs, "cpu": CpuSpeeds}.get(name)
+        self[name] = made() if made else Quoted(name)
+        return self[name]
+
+
+def verdict_table() -> str:
+    """What to take, case by case."""
+    rows = yaml.safe_load(Path(__file__).with_name("verdict.yaml").read_text(encoding="utf-8"))
+    figures = _Figures()
+    cells = ([row["case"], f"**{row['take']}**", _minus(row["by"].format_map(figures))] for row in rows)
+    return "\n".join(table(("your case", "take", "by how much"), cells)) + "\n"
+
+
+def _minus(text: str) -> str:
+    """With the sign that is printed, before numbers alone."""
+    return re.sub(r"(?<=[ (\[])-(?=\d)", "−", text)
+
+
+def reach(values: Iterable[float]) -> str:
+    """From the lowest to the highest."""
+    low, *_, high = sorted(f"{value:.2f}" for value in values)
+    return f"{low} to {high}"
+
+
+# Quality: the numbers of a picture
+
+
+def quality_table(names: Mapping[str, str], heading: str) -> str:
+    """Lines of evidence by name, with what the first column calls each."""
+    rows = []
+    for name, label in names.items():
+        quoted, found = Quoted(name), evidence.comparison(evidence.BY_NAME[name])
+        scores = [f"{quoted.theirs:.2f}", f"{quoted.ours:.2f}", evidence.signed(quoted.relu)]
+        rows.append([label, *scores, evidence.how_sure(found)])
+    return "\n".join(table((heading, "softmax", "ReLU", "difference", "how sure"), rows)) + "\n"
+
+
+BY_LENGTH = {
+    **{f"documents_{length}": f"documents, {length:,} tokens" for length in (128, 256, 512, 1024, 2048)},
+    **{f"pictures_{length}": f"pictures, {length} patches" for length in (49, 196, 784)},
+}
+BY_UPDATES = {
+    "multi30k_800": "Multi30k, 800 updates",
+    "multi30k_2400": "Multi30k, 2,400 updates",
+    "multi30k": "Multi30k, 10,000 updates",
+    "tatoeba_2400": "Tatoeba, 2,400 updates",
+    "tatoeba": "Tatoeba, 10,000 updates",
+}
+BY_DROPOUT = {f"dropout_{dropout}": f"ReLU, dropout {dropout}" for dropout in (0.1, 0.2, 0.3)} | {
+    "relu2_multi30k": "ReLU², dropout 0.1",
+    "relu2_multi30k_dropout_0.2": "ReLU², dropout 0.2",
+}
+
+
+def quality_by_length() -> str:
+    return quality_table(BY_LENGTH, "BLEU or accuracy in %")
+
+
+def quality_by_updates() -> str:
+    """Scores of finished trainings, and validation in the course of the longest."""
+    leads = {corpus: validation_leads(*rows) for corpus, rows in COURSES.items()}
+    header = (
+        "validation loss of softmax minus that of ReLU, nats a token",
+        *(f"{step:,} updates" for step in SHOWN_STEPS),
+    )
+    rows = (
+        [f"{corpus}, three seeds", *(evidence.signed(fmean(lead[step]), 3) for step in SHOWN_STEPS)]
+        for corpus, lead in leads.items()
+    )
+    return quality_table(BY_UPDATES, "BLEU") + "\n" + "\n".join(table(header, rows, numbers=True)) + "\n"
+
+
+# The longest trainings on sentences: rows of softmax and of ReLU.
+COURSES = {
+    "Multi30k": ("sentences_end_softmax_dropout_0.1", "sentences_end_relu_dropout_0.1"),
+    "Tatoeba": ("tatoeba_end_softmax", "tatoeba_end_relu"),
+}
+SHOWN_STEPS = (1000, 2000, 4000, 6000, 10_000)
+
+
+def validation_leads(softmax: str, relu: str) -> dict[int, list[float]]:
+    """Updates → by how many nats a token the validation loss of ReLU is the lower one, of each seed."""
+    rows, places = load_rows(evidence.SIZE).rows, Places.of(evidence.SIZE)
+    leads: dict[int, list[float]] = {}
+    for seed in evidence.SEEDS:
+        theirs, ours = (_validation(read_training(Task(rows[name], seed, places))) for name in (softmax, relu))
+        for step in theirs:
+            leads.setdefault(step, []).append(theirs[step] - ours[step])
+    return leads
+
+
+def _validation(result: Mapping[str, Any]) -> dict[int, float]:
+    name = "eval_cross_entropy"
+    return {entry["step"]: entry[name] for entry in result["log_history"] if name in entry}
+
+
+def quality_by_dropout() -> str:
+    return quality_table(BY_DROPOUT, "BLEU on Multi30k").replace("| ReLU | difference", "| ReLU or ReLU² | difference")
+
+
+GAMMAS = {
+    "sentences, ReLU": "sentences_end_relu_dropout_0.1",
+    "sentences, ReLU²": "sentences_end_relu2_lambda_0.1_dropout_0.1",
+    "documents of 512 tokens, ReLU": "documents_end_relu_512",
+    "documents of 512 tokens, ReLU, γ kept from 128": "documents_fixed_512",
+    "language models, ReLU": "lm_relu_attention_pre_gelu_lambda_0.01",
+    "language models, ReLU²": "lm_relu2_attention_lambda_0.01",
+}
+
+
+def gamma_table() -> str:
+    """γ and λ of the default configuration, and of what was trained."""
+    default = ReLUFormerConfig()
+    rows = [["**the default**", f"{default.attention_gamma:g}", f"{default.regularization_weight:g}"]]
+    for label, name in GAMMAS.items():
+        model = load_rows(evidence.SIZE).rows[name].recipe["model"]
+        weight = model.get("regularization_weight", default.regularization_weight)
+        rows.append([label, f"{model.get('attention_gamma', default.attention_gamma):g}", f"{weight:g}"])
+    return "\n".join(table(("models", "γ", "λ"), rows, numbers=True)) + "\n"
+
+
+def claims_table() -> str:
+    """How many of the paper's statements agree with our results, as docs/reproduction.md counts them."""
+    report = (ROOT / "docs/reproduction.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ReLUFormer \(arXiv 2302\.06461\) \| (\w+) ((?:\| \d+ ){4})", report, re.MULTILINE)
+    counts = [[about, *re.findall(r"\d+", numbers)] for about, numbers in rows]
+    return "\n".join(table(("about", "agree", "disagree", "undecided", "not measured"), counts, numbers=True)) + "\n"
+
+
+# Speed
+
+
+def overview_rows() -> list[tuple[str, str, dict[tuple[str, str], float]]]:
+    """Model, processor, and by (task, type) how many times as fast a step with ReLU is as that of the class with softmax."""
+    rows = []
+    for words, inputs in (("short sentences", "multi30k-like"), ("documents of 1,024 tokens", "1,024 tokens")):
+        where = {"shape": "wide", "inputs": inputs}
+        rows.append(_overview(f"translation, {words}", "end-to-end", "generation", (RELUFORMER, VANILLA), where))
+    both = ("ReLU", "softmax")
+    for length in (49, 196, 784):
+        where = {"length": length, "threads": 2}
+        rows.append(_overview(f"pictures in {length} patches", "vision", "inference", both, where))
+    for name, library in (("GPT-2", "GPT2LMHeadModel"), ("Llama", "LlamaForCausalLM")):
+        for context in (128, 1024, 4096):
+            words = f"language model as {name}, context of {context:,}"
+            rows.append(_overview(words, "decoder", "generation", both, {"context": context, "library": library}))
+    return rows
+
+
+def _overview(name: str, file: str, use: str, pair: tuple[str, str], where: Cell) -> tuple[str, str, dict]:
+    result = read_result(RESULTS / f"{file}-cpu.json")
+    ours, softmax = pair
+    ratios = {
+        ("use" if cell["task"] == use else cell["task"], cell["dtype"]): cell["speedups"][ours][softmax]["median"]
+        for cell in result["cells"]
+        if where.items() <= cell.items() and softmax in cell["speedups"].get(ours, {})
+    }
+    return name, processor(result), ratios
+
+
+def processor(result: Mapping[str, Any]) -> str:
+    """A name to read: Intel's says twice that it is one."""
+    return re.sub(r"\(R\)| Processor", "", result["machine"]["cpu"])
+
+
+def overview_table() -> str:
+    """Speed of training and use of whole models, by type."""
+    header = ["model", "processor", "training, float32", "bfloat16", "inference, float32", "bfloat16"]
+    keys = [(task, dtype) for task in ("training", "use") for dtype in DTYPES]
+    rows = ([name, cpu, *(f"{ratios[key]:.2f}" for key in keys)] for name, cpu, ratios in overview_rows())
+    return "\n".join(table(header, rows, numbers=True)) + "\n"
+
+
+def attention_cells(file: str, ours: str, which: str, dtype: str) -> dict[int, Mapping[str, float]]:
+    """Length → how many times as fast attention alone is as softmax (`sdpa`), of batch 1, not causal; empty if not measured."""
+    result = read_result(RESULTS / f"{file}-cpu.json")
+    wanted = {"dtype": dtype, "pass": which, "causal": False, "batch": 1, "head_dim": HEAD_DIM}
+    cells = [] if result is None else result["cells"]
+    found = {
+        cell["length"]: cell["speedups"][ours][SDPA]
+        for cell in cells
+        if wanted.items() <= cell.items() and SDPA in cell["speedups"].get(ours, {}) and cell["length"] > 1
+    }
+    return dict(sorted(found.items()))
+
+
+def measured_attention() -> dict[str, str]:
+    """Files of attention alone that are there, with the processor and what it was held to."""
+    results = {file: read_result(RESULTS / f"{file}-cpu.json") for file in ATTENTION_FILES}
+    return {file: processor(result) + ATTENTION_FILES[file] for file, result in results.items() if result is not None}
+
+
+def attention_table() -> str:
+    """Attention alone, training with the regulariser's statistics and inference without, by length and processor."""
+    kinds = [("training", WITH_STATISTICS, BOTH), ("inference", PLAIN, FORWARD)]
+    columns, header = [], ["length"]
+    for file, name in measured_attention().items():
+        for task, ours, which in kinds:
+            for dtype in DTYPES:
+                columns.append(attention_cells(file, ours, which, dtype))
+                header.append(f"{name}: {task}, {dtype}")
+    lengths = sorted({length for column in columns for length in column})
+    rows = (
+        [f"{length:,}", *(f"{column[length]['median']:.2f}" if length in column else "–" for column in columns)]
+        for length in lengths
+    )
+    return "\n".join(table(header, rows, numbers=True)) + "\n"
+
+
+def better_threads(file: str, inputs: str | None = None) -> dict[str, list[float]]:
+    """Type → ours over CTranslate2, each at the number of threads with which it takes the least time; inputs: None takes all."""
+    groups: dict[tuple[Any, ...], list[Cell]] = {}
+    for cell in read_result(RESULTS / f"{file}-cpu.json")["cells"]:
+        if inputs in (None, cell["inputs"]):
+            groups.setdefault(tuple(cell[name] for name in ("shape", "inputs", "beams", "sentences")), []).append(cell)
+    return {
+        dtype: [
+            min(cell["times"][rival]["median_ms"] for cell in cells)
+            / min(cell["times"][ours]["median_ms"] for cell in cells)
+            for cells in groups.values()
+        ]
+        for dtype, rival in CTRANSLATE2.items()
+        if (ours := OURS_BY_TYPE[dtype])
+    }
+
+
+def equal_threads(file: str, inputs: str | None = None) -> dict[str, list[float]]:
+    """The same with as many threads for both: medians of rounds in which both were timed in turn."""
+    cells = [cell for cell in read_result(RESULTS / f"{file}-cpu.json")["cells"] if inputs in (None, cell["inputs"])]
+    return {
+        dtype: [cell["speedups"][OURS_BY_TYPE[dtype]][rival]["median"] for cell in cells]
+        for dtype, rival in CTRANSLATE2.items()
+    }
+
+
+SENTENCES = "multi30k-like"
+
+
+def speed_on_a_cpu() -> str:
+    """Both processors beside each other, from the slowest cell to the fastest."""
+    rows = overview_rows()
+    names = list(dict.fromkeys(cpu for _, cpu, _ in rows))
+    link = "evidence.md#training-and-inference-on-a-cpu"
+
+    def models(task: str) -> list[str]:
+        of = ([ratios[task, "float32"] for _, cpu, ratios in rows if cpu == name] for name in names)
+        return [f"[{reach(ratios)}]({link}) ({len(ratios)} models)" for ratios in of]
+
+    lines = [["training, float32", "the same model with softmax", *models("training")]]
+    lines.append(["inference, float32", "the same model with softmax", *models("use")])
+    lines += _attention_lines(names)
+    lines += _translating_lines(names)
+    return "\n".join(table(("ReLU on two cores of a CPU", "beside", *names), lines)) + "\n"
+
+
+def _attention_lines(names: Sequence[str]) -> list[list[str]]:
+    """Attention alone, a row each for training and use; `names`: of processors."""
+    rows = []
+    for task, ours, which in (("training", WITH_STATISTICS, BOTH), ("inference", PLAIN, FORWARD)):
+        cells = dict.fromkeys(names, "not measured")
+        for file, told in measured_attention().items():
+            cpu, _, held = told.partition(",")
+            found = attention_cells(file, ours, which, "float32")
+            ratios = [ratio["median"] for length, ratio in found.items() if length >= LENGTHS[0]]
+            cells[cpu] = f"[{reach(ratios)}](when_to_use.md#speed-by-length)" + (f" ({held.strip()})" if held else "")
+        words = f"attention alone, {task}, float32, {LENGTHS[0]} to {LENGTHS[-1]:,} tokens"
+        rows.append([words, "softmax (`sdpa`)", *cells.values()])
+    return rows
+
+
+def _translating_lines(names: Sequence[str]) -> list[list[str]]:
+    """Beside CTranslate2: a processor with all its instructions, and one that is held to AVX2."""
+    link = "evidence.md#translating-beside-ctranslate2"
+    full, held = (read_result(RESULTS / f"{file}-cpu.json") for file in ("translating", "translating-avx2"))
+    rows = []
+    for dtype in reversed(tuple(CTRANSLATE2)):
+        cells = dict.fromkeys(names, "not measured")
+        cells[processor(full)] = f"[{reach(better_threads('translating', SENTENCES)[dtype])}]({link})"
+        cells[processor(held)] = f"[{reach(equal_threads('translating-avx2')[dtype])}]({link}) (held to AVX2)"
+        rows.append([f"translating sentences, {dtype}", f"CTranslate2, {dtype}", *cells.values()])
+    return rows
+
+
+def speed_on_a_gpu() -> str:
+    """On an H100, with the regulariser of the default training and without it."""
+    link, length = "evidence.md#one-h100", f"{gpu_page.GOAL_LENGTH:,} tokens"
+    attention = read_result(RESULTS / "gpu/attention.json")
+    rows = []
+    for rival in (gpu_attention.FLASH, gpu_attention.CUDNN):
+        ratios = [f"[{reach(gpu_ratios(attention, BOTH, ours, rival))}]({link})" for ours in (WITH_STATISTICS, PLAIN)]
+        rows.append([f"attention alone, training, {length}", rival, *ratios])
+    for rival in (gpu_attention.FLASH, gpu_attention.CUDNN):
+        ratio = f"[{reach(gpu_ratios(attention, FORWARD, PLAIN, rival))}]({link})"
+        rows.append([f"attention alone, inference, {length}", rival, "not needed", ratio])
+    small = [f"[{reach(gpu_training(ours))}]({link})" for ours in (RELUFORMER, OURS_UNREGULARIZED)]
+    rows.append(["training a small translation model", "the same model with softmax", *small])
+    header = ("ReLU on one H100", "beside", "with the default regulariser (λ = 0.01)", "without (λ = 0)")
+    return "\n".join(table(header, rows)) + "\n"
+
+
+def gpu_ratios(result: Mapping[str, Any], which: str, ours: str, rival: str) -> list[float]:
+    """How many times as fast, for heads of 64 and 128, causal or not."""
+    cells = [cell["ms"][which] for cell in result["cells"] if "failed" not in cell]
+    return [ms[rival] / ms[ours] for ms in cells if rival in ms]
+
+
+def gpu_training(ours: str) -> list[float]:
+    """Of single sentences and of documents of 1,024 tokens: target tokens a second over those of the class with softmax."""
+    every = read_result(RESULTS / "gpu/models.json")["cells"]
+    cells = [cell for cell in every if cell["cell"]["task"] == "training" and not cell["cell"]["compiled"]]
+    speeds = {(cell["cell"]["lengths"], cell["cell"]["model"]): cell["a_second"] for cell in cells}
+    lengths = dict.fromkeys(length for length, _ in speeds)
+    return [speeds[length, ours] / speeds[length, VANILLA] for length in lengths]
+
+
+def marian_with_and_without_dropout() -> str:
+    """Training on documents of 1,024 tokens beside MarianMTModel: what attention dropout makes of it."""
+    result = read_result(RESULTS / "end-to-end-cpu.json")
+    where = {"task": "training", "shape": "wide", "inputs": "1,024 tokens", "dtype": "float32"}
+    rows = [
+        [f"{cell['attention_dropout']}", f"{cell['speedups'][RELUFORMER][MARIAN]['median']:.2f}"]
+        for cell in result["cells"]
+        if where.items() <= cell.items()
+    ]
+    return "\n".join(table(("attention dropout", "ReLU over MarianMTModel with softmax"), rows, numbers=True)) + "\n"
+
+
+def translating_table() -> str:
+    """Ours over CTranslate2: each at its better number of threads, at equal numbers, and where both are held to AVX2."""
+    told = {
+        "each at its better number of threads": ("translating", better_threads, SENTENCES),
+        "equal numbers of threads": ("translating", equal_threads, SENTENCES),
+        "held to AVX2, two threads each": ("translating-avx2", equal_threads, None),
+    }
+    rows = []
+    for words, (file, compute, inputs) in told.items():
+        ratios = compute(file, inputs)
+        cpu = processor(read_result(RESULTS / f"{file}-cpu.json"))
+        rows.append([cpu, words, *(reach(ratios[dtype]) for dtype in ("int8", "float32")), str(len(ratios["int8"]))])
+    return "\n".join(table(("processor", "threads", "int8", "float32", "cells"), rows)) + "\n"
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "verdict": verdict_table,
+    "claims": claims_table,
+    "gamma and lambda": gamma_table,
+    "speed on a CPU": speed_on_a_cpu,
+    "speed on a GPU": speed_on_a_gpu,
+    "quality by length": quality_by_length,
+    "quality by updates": quality_by_updates,
+    "quality by dropout": quality_by_dropout,
+    "speed of models": overview_table,
+    "speed of attention": attention_table,
+    "attention dropout and speed": marian_with_and_without_dropout,
+    "speed of translating": translating_table,
+}

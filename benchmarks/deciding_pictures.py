@@ -1,0 +1,340 @@
+"""The pictures of README.md and docs/when_to_use.md, from the result files: `python -m benchmarks.deciding_pictures`.
+
+Each is written to docs/images. Blue is ReLU and orange softmax, as in all pictures; series differ in their markers, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
+
+from benchmarks import deciding
+from benchmarks.attention import DTYPES, PASSES, PLAIN, WITH_STATISTICS
+from benchmarks.gpu.attention import CUDNN, FLASH
+from benchmarks.measurement_file import RESULTS, ROOT, read_result
+from benchmarks.studies import evidence
+from benchmarks.studies.parser import load_rows
+from benchmarks.studies.scores import STATISTICS
+from benchmarks.studies.tasks import Places, Task
+from benchmarks.studies.tasks import read_result as read_training
+from benchmarks.translation import OURS as RELUFORMER
+from reluformer.analysis.drawing import BLACK, GREY, RELU, SOFTMAX, TEAL, finish, new_figure
+
+IMAGES = ROOT / "docs/images"
+WIDTH, DPI = 9.6, 125  # 1,200 pixels
+FORWARD, BOTH = PASSES
+CIRCLE, SQUARE, DIAMOND, TRIANGLE = "o", "s", "D", "^"
+
+
+def _write(figure: Figure, name: str) -> Path:
+    path = IMAGES / f"{name}.png"
+    figure.savefig(path, dpi=DPI, metadata={"Software": None})
+    return path
+
+
+def _title(axes: Axes, text: str) -> None:
+    axes.set_title(text, fontsize=11, loc="left", fontweight="bold")
+
+
+# At a glance
+
+GLANCE_QUALITY = {
+    "multi30k": "sentences, Multi30k (BLEU)",
+    "tatoeba": "sentences, Tatoeba (BLEU)",
+    "by_sentence": "documents, by sentences (BLEU)",
+    "documents_512": "documents, 512 tokens (BLEU)",
+    "pictures_49": "pictures, 49 patches (%)",
+    "pictures_196": "pictures, 196 patches (%)",
+    "language_gelu": "language model (perplexity)",
+}
+Points = Sequence[tuple[float, float]]
+
+
+def at_a_glance() -> Path:
+    """Left: by how many points softmax or ReLU is ahead. Right: how many times as fast ReLU is."""
+    figure = new_figure(WIDTH, 5.0)
+    quality, speed = figure.subplots(1, 2)
+    _quality_at_a_glance(quality)
+    _speed_at_a_glance(speed)
+    return _write(figure, "at_a_glance")
+
+
+def _quality_at_a_glance(axes: Axes) -> None:
+    """An interval of three seeds as a line; of fewer seeds, each of them."""
+    for row, name in enumerate(GLANCE_QUALITY):
+        pair = evidence.BY_NAME[name]
+        found, sign = evidence.comparison(pair), -1 if STATISTICS[pair.score].lower_is_better else 1
+        each = [sign * one for one in found.each]
+        lead = fmean(each)
+        color = RELU if lead > 0 else SOFTMAX
+        if found.has_seeds:
+            ends = [sign * end for end in found.interval(95)]
+            axes.plot(ends, [row, row], color=color, linewidth=4, alpha=0.4, solid_capstyle="butt")
+        _draw_seeds(axes, [(lead, row)], [[(one, row) for one in each]], color, CIRCLE)
+        words = f"{evidence.signed(lead)}  ({evidence.SEEDS_IN_WORDS[len(each)]})"
+        axes.annotate(words, (lead, row), (0, 8), textcoords="offset points", ha="center", fontsize=9)
+    axes.axvline(0, color=BLACK, linewidth=1)
+    axes.set_yticks(range(len(GLANCE_QUALITY)), list(GLANCE_QUALITY.values()), fontsize=9.5)
+    axes.set_ylim(len(GLANCE_QUALITY) - 0.4, -0.7)
+    axes.set_xlim(-4, 2)
+    axes.set_xlabel("← softmax ahead   points   ReLU ahead →", fontsize=9.5)
+    _title(axes, "Quality beside softmax")
+    line = Line2D([], [], color=SOFTMAX, linewidth=4, alpha=0.4, label="95 % interval")
+    axes.legend(handles=[*_names_of_marks(SOFTMAX), line], fontsize=9, frameon=False, ncols=3, **BELOW)
+    finish(axes)
+
+
+BELOW = {"loc": "upper center", "bbox_to_anchor": (0.3, -0.13), "handletextpad": 0.4, "columnspacing": 1.2}
+
+
+def _draw_seeds(axes: Axes, means: Points, seeds: Sequence[Points], color: str, marker: str) -> None:
+    """A filled mark for a mean, with small empty ones for its seeds; of one seed alone, one empty mark."""
+    for mean, each in zip(means, seeds, strict=True):
+        several = len(each) > 1
+        axes.plot(*mean, marker, color=color, markersize=8, markerfacecolor=color if several else "white", zorder=3)
+        if several:
+            axes.plot(
+                *zip(*each, strict=True),
+                marker,
+                color=color,
+                markersize=4,
+                markerfacecolor="white",
+                zorder=4,
+                linestyle="",
+            )
+
+
+def _names_of_marks(color: str) -> list[Line2D]:
+    marks = {"color": color, "marker": CIRCLE, "linestyle": ""}
+    return [
+        Line2D([], [], markersize=8, label="mean of seeds", **marks),
+        Line2D([], [], markersize=6, markerfacecolor="white", label="one seed", **marks),
+    ]
+
+
+def _speed_at_a_glance(axes: Axes) -> None:
+    """From the slowest to the fastest of what was measured, with a mark each."""
+    attention = read_result(RESULTS / "gpu/attention.json")
+    rows = deciding.overview_rows()
+    reaches = {
+        "CPU: train a model": [ratios["training", "float32"] for _, _, ratios in rows],
+        "CPU: inference": [ratios["use", "float32"] for _, _, ratios in rows],
+        "CPU: translate in int8,\nbeside CTranslate2": deciding.better_threads("translating", deciding.SENTENCES)[
+            "int8"
+        ],
+        "H100: train a small model": deciding.gpu_training(RELUFORMER),
+        "H100: train attention,\nbeside FlashAttention-2": deciding.gpu_ratios(attention, BOTH, WITH_STATISTICS, FLASH),
+        "H100: train attention,\nbeside cuDNN": deciding.gpu_ratios(attention, BOTH, WITH_STATISTICS, CUDNN),
+    }
+    for row, ratios in enumerate(reaches.values()):
+        low, high = min(ratios), max(ratios)
+        axes.plot([low, high], [row, row], color=GREY, linewidth=1.5, zorder=1)
+        for ratio in ratios:
+            axes.plot(ratio, row, "|", color=RELU if ratio > 1 else SOFTMAX, markersize=12, markeredgewidth=2)
+        middle, words = ((low * high) ** 0.5, row), f"{low:.2f} to {high:.2f}"
+        axes.annotate(words, middle, (0, 9), textcoords="offset points", ha="center", fontsize=9)
+    axes.set_yticks(range(len(reaches)), list(reaches), fontsize=9.5)
+    axes.set_ylim(len(reaches) - 0.4, -0.7)
+    _ratio_axis(axes, "x", (0.5, 0.75, 1, 1.5, 2))
+    axes.set_xlim(0.47, 2.3)
+    axes.set_xlabel("← softmax faster      ReLU faster →", fontsize=9.5)
+    _title(axes, "Speed beside softmax")
+    finish(axes)
+
+
+def _ratio_axis(axes: Axes, which: str, ticks: Sequence[float]) -> None:
+    """Twice as fast is as far from 1 as half as fast."""
+    axis = getattr(axes, f"{which}axis")
+    getattr(axes, f"set_{which}scale")("log")
+    axis.set_major_locator(FixedLocator(ticks))
+    axis.set_major_formatter(FixedFormatter([f"{tick:g}×" for tick in ticks]))
+    axis.set_minor_locator(NullLocator())
+    getattr(axes, f"set_{which}lim")(ticks[0] / 1.05, ticks[-1] * 1.05)
+    (axes.axvline if which == "x" else axes.axhline)(1, color=BLACK, linewidth=1)
+
+
+# Quality
+
+SIDES = (("softmax", SOFTMAX, SQUARE), ("ReLU", RELU, CIRCLE))
+
+
+def quality_by_length() -> Path:
+    """BLEU of documents and accuracy of pictures: means, and each seed."""
+    figure = new_figure(WIDTH, 3.8)
+    documents, pictures = figure.subplots(1, 2)
+    _by_length(documents, "documents", (128, 256, 512, 1024, 2048), "BLEU")
+    documents.set_xlabel("tokens of a document", fontsize=9)
+    _title(documents, "Documents (empty marks: one seed)")
+    _by_length(pictures, "pictures", (49, 196, 784), "accuracy, %")
+    pictures.set_xlabel("patches of a picture", fontsize=9)
+    _title(pictures, "Pictures (784 patches: one epoch)")
+    documents.legend(frameon=False, fontsize=9)
+    return _write(figure, "quality_by_length")
+
+
+def _by_length(axes: Axes, what: str, lengths: Sequence[int], label: str) -> None:
+    pairs = [evidence.BY_NAME[f"{what}_{length}"] for length in lengths]
+    for side, (name, color, marker) in enumerate(SIDES):
+        scores = [[result[pair.score]["score"] for result in evidence.results_of(pair)[side]] for pair in pairs]
+        _draw_line(axes, dict(zip(lengths, scores, strict=True)), color, marker, name)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_ylabel(label, fontsize=9)
+    finish(axes)
+
+
+def _draw_line(
+    axes: Axes, scores: Mapping[float, Sequence[float]], color: str, marker: str, label: str, line: str = "-"
+) -> None:
+    """Scores of all seeds by their place on the axis."""
+    means = [(at, fmean(each)) for at, each in scores.items()]
+    axes.plot(*zip(*means, strict=True), line, color=color)
+    axes.plot([], [], line, color=color, marker=marker, markersize=8, label=label)
+    _draw_seeds(axes, means, [[(at, one) for one in each] for at, each in scores.items()], color, marker)
+
+
+def quality_by_updates() -> Path:
+    """Left: whole trainings, by their length. Right: validation in the course of the longest."""
+    figure = new_figure(WIDTH, 3.8)
+    finished, course = figure.subplots(1, 2)
+    for corpus, (names, color, marker, line, shift) in CORPORA.items():
+        scores = {}
+        for pair in (evidence.BY_NAME[name] for name in names):
+            found = evidence.comparison(pair)
+            at = evidence.results_of(pair)[0][0]["training"]["updates"] + shift
+            scores[at] = found.each
+            if found.has_seeds:
+                finished.plot([at, at], found.interval(95), color=color, linewidth=4, alpha=0.35, solid_capstyle="butt")
+        _draw_line(finished, scores, color, marker, corpus, line)
+        leads = deciding.validation_leads(*deciding.COURSES[corpus])
+        steps, lead = list(leads), list(leads.values())
+        course.plot(steps, list(map(fmean, lead)), line, color=color, marker=marker, markersize=5, label=corpus)
+        course.fill_between(steps, list(map(min, lead)), list(map(max, lead)), color=color, alpha=0.15, linewidth=0)
+    finished.annotate("half the\nlearning rate", (800, 2.55), (12, -14), textcoords="offset points", fontsize=9)
+    finished.set_ylabel("BLEU of ReLU minus that of softmax", fontsize=9)
+    finished.set_xlabel("updates of a whole training", fontsize=9)
+    _title(finished, "Test score of finished trainings")
+    course.set_ylabel("loss of softmax minus that of ReLU, nats", fontsize=9)
+    course.set_xlabel("updates, of 10,000", fontsize=9)
+    _title(course, "Validation loss in the longest trainings")
+    for axes in (finished, course):
+        axes.axhline(0, color=BLACK, linewidth=1)
+        axes.set_xlim(0, 10_500)
+        axes.legend(frameon=False, fontsize=9, title="above 0, ReLU is ahead", title_fontsize=9)
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        finish(axes)
+    return _write(figure, "quality_by_updates")
+
+
+# Pairs of finished trainings; colour, marker, line; shift to the right, so that both are seen
+CORPORA = {
+    "Multi30k": (("multi30k_800", "multi30k_2400", "multi30k"), RELU, CIRCLE, "-", 0),
+    "Tatoeba": (("tatoeba_2400", "tatoeba"), TEAL, DIAMOND, "--", 160),
+}
+
+
+def quality_by_dropout() -> Path:
+    """BLEU on Multi30k of each attention and dropout: means, and each seed."""
+    figure = new_figure(WIDTH, 3.6)
+    axes = figure.subplots()
+    rows, places = load_rows(evidence.SIZE).rows, Places.of(evidence.SIZE)
+    for name, row, color, marker, shift in DROPOUT_LINES:
+        scores = {}
+        for dropout in (0.1, 0.2, 0.3):
+            trained = rows.get(row.format(dropout))
+            found = [trained and read_training(Task(trained, seed, places)) for seed in evidence.SEEDS]
+            scores[dropout + shift] = [result["bleu"]["score"] for result in found if result]
+        scores = {at: each for at, each in scores.items() if each}
+        _draw_line(axes, scores, color, marker, name)
+    axes.set_xticks((0.1, 0.2, 0.3))
+    axes.set_xlabel("dropout", fontsize=9)
+    axes.set_ylabel("BLEU on Multi30k", fontsize=9)
+    axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
+    _title(axes, "Multi30k after 10,000 updates (filled: mean of three seeds, empty: one seed)")
+    finish(axes)
+    return _write(figure, "quality_by_dropout")
+
+
+DROPOUT_LINES = (
+    ("softmax", "sentences_end_softmax_dropout_{}", SOFTMAX, SQUARE, -0.003),
+    ("ReLU", "sentences_end_relu_dropout_{}", RELU, CIRCLE, 0.0),
+    ("ReLU²", "sentences_end_relu2_lambda_0.1_dropout_{}", TEAL, TRIANGLE, 0.003),
+)
+
+
+# Speed
+
+
+def speed_by_length() -> Path:
+    """Attention alone, a panel for each processor that was measured, and the training of whole models."""
+    files = deciding.measured_attention()
+    figure = new_figure(WIDTH, 4.2)
+    *alone, whole = figure.subplots(1, len(files) + 1, sharey=True)
+    for axes, (file, name) in zip(alone, files.items(), strict=True):
+        for task, ours, which, color, marker in (
+            ("training", WITH_STATISTICS, BOTH, RELU, CIRCLE),
+            ("inference", PLAIN, FORWARD, TEAL, TRIANGLE),
+        ):
+            for dtype, line in zip(DTYPES, ("-", "--"), strict=True):
+                cells = deciding.attention_cells(file, ours, which, dtype)
+                ratios = [cell["median"] for cell in cells.values()]
+                axes.plot(list(cells), ratios, line, color=color, marker=marker, markersize=5, label=f"{task}, {dtype}")
+        _title(axes, f"Attention alone: {name}")
+        _by_log_length(axes, sorted(deciding.attention_cells(file, PLAIN, FORWARD, "float32")))
+        axes.legend(frameon=False, fontsize=8.5)
+    _whole_models(whole)
+    alone[0].set_ylabel("times as fast as softmax", fontsize=9)
+    return _write(figure, "speed_by_length")
+
+
+def _whole_models(axes: Axes) -> None:
+    """Training, float32; three kinds of model at three lengths each."""
+    kinds = {"pictures in": (49, 196, 784), "as GPT-2": (128, 1024, 4096), "as Llama": (128, 1024, 4096)}
+    for (kind, lengths), color, marker in zip(
+        kinds.items(), (RELU, TEAL, GREY), (CIRCLE, TRIANGLE, SQUARE), strict=True
+    ):
+        rows = [row for row in deciding.overview_rows() if kind in row[0]]
+        ratios = [ratios["training", "float32"] for _, _, ratios in rows]
+        words = {
+            "pictures in": "pictures",
+            "as GPT-2": "language model as GPT-2",
+            "as Llama": "language model as Llama",
+        }[kind]
+        axes.plot(lengths, ratios, color=color, marker=marker, markersize=6, label=f"{words}, {rows[0][1]}")
+    _title(axes, "Training a whole model, float32")
+    _by_log_length(axes, (49, 196, 784, 4096))
+    axes.legend(frameon=False, fontsize=8.5)
+
+
+def _by_log_length(axes: Axes, lengths: Sequence[int]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(lengths, [f"{length:,}" for length in lengths], fontsize=8, rotation=45)
+    axes.xaxis.set_minor_locator(NullLocator())
+    _ratio_axis(axes, "y", (0.5, 0.75, 1, 1.5, 2, 3, 4, 6))
+    axes.set_xlabel("length", fontsize=9)
+    finish(axes)
+
+
+PICTURES: tuple[Callable[[], Path], ...] = (
+    at_a_glance,
+    quality_by_length,
+    quality_by_updates,
+    quality_by_dropout,
+    speed_by_length,
+)
+
+
+def main() -> None:
+    for draw in PICTURES:
+        print(draw().relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main()
