@@ -1,9 +1,13 @@
 """The first pages: short, and each figure on them stands in the generated report or table that it comes from."""
 
+import itertools
+import json
 import re
 import tomllib
 
 import pytest
+
+from benchmarks.sections import better_thread_ratios
 
 from .pages import ROOT
 
@@ -99,23 +103,29 @@ def test_the_speed_is_that_of_the_benchmarks(page):
     assert len(rows) == 11 and "eleven models" in page
     assert f"training is {training[0]} to {training[-1]} times as fast" in page
     assert f"use {use[0]} to {use[-1]} times" in page and "2.06 needs attention dropout" in page
-    models = (ROOT / "benchmarks/MODELS.md").read_text(encoding="utf-8")
-    documents = r"\| wide \| 1,024 tokens \| float32 \| {} \|(?:[^|]*\|){{7}} ([\d.]+) \("
-    with_dropout, without = (re.search(documents.format(dropout), models)[1] for dropout in ("0.1", "0.0"))
+    with_dropout, without = (
+        f"{cell['speedups']['ReLUFormer']['MarianMTModel sdpa']['median']:.2f}"
+        for cell in cells_of("end-to-end-cpu")
+        if (cell["task"], cell["shape"], cell["inputs"], cell["dtype"])
+        == ("training", "wide", "1,024 tokens", "float32")
+    )
     assert f"trained {without} times as fast as by MarianMTModel with softmax, and with it {with_dropout}" in DECIDING
 
 
-GPU = (ROOT / "benchmarks/GPU.md").read_text(encoding="utf-8")
+def cells_of(file):
+    return json.loads((ROOT / f"benchmarks/results/{file}.json").read_text(encoding="utf-8"))["cells"]
 
 
 @pytest.mark.parametrize("page", [README, DECIDING], ids=["README", "when_to_use"])
 def test_attention_on_a_gpu_is_told_without_and_with_what_the_default_training_needs(page):
-    rows = re.findall(r"\| (forward\S*) \| \d+ \| \w+ \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|\n", GPU)
-    of = {which: [sorted(map(float, column)) for column in zip(*(row[1:] for row in rows if row[0] == which), strict=True)]
-          for which in ("forward", "forward+backward")}  # fmt: skip
-    assert len(rows) == 8
+    of = {"forward": ([], [], [], []), "forward+backward": ([], [], [], [])}
+    for cell in cells_of("gpu/attention"):
+        for which, columns in of.items():
+            pairs = itertools.product(("fused", "fused+S+T"), ("FlashAttention-2", "cuDNN"))
+            for column, (ours, rival) in zip(columns, pairs, strict=True):
+                column.append(cell["ms"][which][rival] / cell["ms"][which][ours])
     (flash, cudnn, *_), (both_flash, both_cudnn, needed_flash, needed_cudnn) = (
-        [f"{column[0]:.2f} to {column[-1]:.2f}" for column in columns] for columns in of.values()
+        [extremes(column) for column in columns] for columns in of.values()
     )
     assert re.search(rf"forward,? {flash} and {cudnn}", page)
     assert re.search(rf"the backward pass,?( without S and T,)? {both_flash} and {both_cudnn}", page)
@@ -127,23 +137,20 @@ def test_attention_on_a_gpu_is_told_without_and_with_what_the_default_training_n
 
 @pytest.mark.parametrize("page", [README, DECIDING], ids=["README", "when_to_use"])
 def test_training_on_a_gpu_is_that_of_the_benchmark(page):
-    conditions = r"\| {} \| bfloat16 by autocast \| (\d\S+) "
-    ours, softmax = (conditions.format(regulariser) for regulariser in ("with", "without"))
-    pairs = rf"\| training, iwslt14, [^|]*, ReLUFormer {ours}.*?, vanilla {softmax}"
-    ratios = [float(relu) / float(softmax) for relu, softmax in re.findall(pairs, " ".join(GPU.split()))]
+    speeds = {}
+    for cell in (each for each in cells_of("gpu/models") if each["cell"]["task"] == "training"):
+        speeds.setdefault(cell["cell"]["model"], []).append(cell["a_second"])
+    ratios = [ours / softmax for ours, softmax in zip(speeds["ReLUFormer"], speeds["vanilla"], strict=True)]
     assert len(ratios) == 2 and f"training has {min(ratios):.2f} to {max(ratios):.2f} times" in page
     assert "eneration 0.7" not in page, "it was measured before its launches were halved"
 
 
-def ratios_of_translating(page, shapes):
-    """(int8, float32): those of ReLUFormer over CTranslate2, of each table by shape."""
-    ratios = {"ReLUFormer int8 over CTranslate2 int8": [], "ReLUFormer float32 over CTranslate2 float32": []}
-    tables = re.findall(rf"### {shapes}, ms\n\n\| beams \|(.*?)(?:\n\n|\Z)", page, re.DOTALL)
-    for header, _, *rows in map(str.splitlines, tables):
-        for name, found in ratios.items():
-            column = ["beams", *header.strip(" |").split(" | ")].index(name)
-            found += [float(row.strip("| ").split(" | ")[column].split(" (")[0]) for row in rows]
-    return ratios.values()
+def ratios_of_translating(cells):
+    """(int8, float32): those of ReLUFormer over CTranslate2, of each cell."""
+    return [
+        [cell["speedups"][f"ReLUFormer {kind}"][f"CTranslate2 {kind}"]["median"] for cell in cells]
+        for kind in ("int8", "float32")
+    ]
 
 
 def extremes(ratios):
@@ -151,16 +158,14 @@ def extremes(ratios):
 
 
 def test_the_speed_of_translating_is_that_of_the_benchmarks():
-    page = (ROOT / "benchmarks/MODELS.md").read_text(encoding="utf-8")
-    every_set, avx2 = page.split("## The same with AVX2 alone")
-    int8, float32 = ratios_of_translating(every_set, r"\w+, multi30k-like")
+    sentences = [cell for cell in cells_of("translating-cpu") if cell["inputs"] == "multi30k-like"]
+    int8, float32 = ratios_of_translating(sentences)
     assert [len(int8), len(float32)] == [36, 36]
     equal = f"{extremes(int8)} and {extremes(float32)}"
-    better = r"\| \w+ \| multi30k-like \| \d+ \| \d+ \| ([\d.]+) \| ([\d.]+) \|\n"
-    by_type = [[*map(float, column)] for column in zip(*re.findall(better, every_set), strict=True)]
-    assert [len(column) for column in by_type] == [18, 18]
-    of_float32, of_int8 = map(extremes, by_type)
-    int8, float32 = ratios_of_translating(avx2.split("\n## ")[0], r"[\w ,-]+")
+    better = better_thread_ratios({"cells": sentences}).values()
+    of_int8, of_float32 = (extremes([ratios[kind] for ratios in better]) for kind in ("int8", "float32"))
+    assert len(better) == 18
+    int8, float32 = ratios_of_translating(cells_of("translating-avx2-cpu"))
     assert [len(int8), len(float32)] == [13, 13]
     for text in (README, DECIDING):
         assert re.search(rf"{of_int8} times as fast (as CTranslate2 )?in int8,? (and )?{of_float32}", text)
