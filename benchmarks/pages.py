@@ -128,7 +128,7 @@ def _unmeasured(file: str) -> str:
 
 
 def overview_table() -> str:
-    """How often a step with ReLU is done in the time of the same step of the same class with softmax, for docs/when_to_use.md."""
+    """How many times as fast a step with ReLU is as the same step of the same class with softmax, for docs/when_to_use.md."""
     header = ["model", "machine", "training, float32", "bfloat16", "use, float32", "bfloat16"]
     lines = []
     for texts, inputs in (("short sentences", "multi30k-like"), ("documents of 1,024 tokens", "1,024 tokens")):

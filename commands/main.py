@@ -1,4 +1,4 @@
-"""The door of the command line: which verbs there are, and what becomes of their errors.
+"""The command line: its verbs, and how their errors are reported.
 
 Each verb is a file of this folder with a function `run`. Libraries that take seconds to import are imported inside these, so
 that `reluformer --help` answers at once.
