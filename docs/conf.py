@@ -60,12 +60,19 @@ napoleon_use_ivar = False
 
 
 def _with_readme(app, page: str, source: list[str]) -> None:
-    """Puts README.md into the first page. Its links are absolute, for PyPI; here they lead to the pages of this site."""
+    """Puts README.md into the first page, so that no text stands twice. Its links are of the repository, with its address or
+    without; here they lead to the pages of this site."""
     if (mark := "<!-- README.md -->") in source[0]:
-        project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-        address = re.escape(project["urls"]["Repository"])
-        readme = (ROOT / "README.md").read_text(encoding="utf-8")
-        source[0] = source[0].replace(mark, re.sub(rf"{address}/(?:blob|raw)/main/", "../", readme))
+        source[0] = source[0].replace(mark, _from_docs((ROOT / "README.md").read_text(encoding="utf-8")))
+
+
+def _from_docs(readme: str) -> str:
+    """The text with links that lead from docs/ to what they lead to from the root. Blocks of code stay as they are."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    address = re.escape(project["urls"]["Repository"])
+    link = re.compile(rf"""(\]\(|src=")(?:{address}/(?:blob|raw)/main/|(?!https?:|#))""")
+    parts = re.split(r"(^```.*?^```$)", readme, flags=re.DOTALL | re.MULTILINE)  # every second part is code
+    return "".join(part if at % 2 else link.sub(r"\1../", part) for at, part in enumerate(parts))
 
 
 def setup(app) -> None:
