@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,33 +13,29 @@ from reluformer.analysis.drawing import BLACK, OLIVE, PURPLE, TEAL, WINE, finish
 from reluformer.configuration.scores import SCORES_IN_TRAINING
 
 LogHistory = Sequence[Mapping[str, Any]]
-Lines = dict[str, list[tuple[float, float]]]  # (update, value), by key of the log
+Points = list[tuple[float, float]]  # (update, value)
 
-# Label of each key of the log, by the name of the panel's axis. A score has a panel of its own, scaled to its values.
-_LOSSES, _TRAINING, _VALIDATION = "nats per target token", "training", "validation"
-_SCORES = {
-    f"{score.label} ({score.unit})" if score.unit else score.label: {f"eval_{score.name}": _VALIDATION}
-    for score in SCORES_IN_TRAINING
-}
+_TRAINING, _VALIDATION = "training", "validation"
+# Label of each key of the log, by the title of the panel. All scores are of 100, and share one.
 PANELS: dict[str, dict[str, str]] = {
-    _LOSSES: {
-        "loss": "training loss",
-        "cross_entropy": "training cross-entropy",
-        "eval_loss": "validation loss",
-        "eval_cross_entropy": "validation cross-entropy",
-    },
+    "cross-entropy, nats per target token": {"cross_entropy": _TRAINING, "eval_cross_entropy": _VALIDATION},
+    "loss, nats per target token": {"loss": _TRAINING, "eval_loss": _VALIDATION},
     "perplexity per token": {"eval_perplexity": _VALIDATION},
-    **_SCORES,
-    "$L_{reg}$ (Eq. 7)": {"regularization": _TRAINING, "eval_regularization": _VALIDATION},
-    "share of dead rows": {"dead_row_fraction": _TRAINING, "eval_dead_row_fraction": _VALIDATION},
+    "scores on the validation set, of 100": {f"eval_{score.name}": score.label for score in SCORES_IN_TRAINING},
+    "regulariser, $L_{reg}$ (Eq. 7)": {"regularization": _TRAINING, "eval_regularization": _VALIDATION},
+    "dead rows, %": {"dead_row_fraction": _TRAINING, "eval_dead_row_fraction": _VALIDATION},
     "learning rate": {"learning_rate": "learning rate"},
 }
-# Neither of ReLU nor of softmax: what is drawn here may have either. Lines that lie on each other differ in style too.
-_LOOKS = ((BLACK, "-"), (TEAL, "--"), (PURPLE, "-."), (OLIVE, ":"), (WINE, "-"))
+_CROSS_ENTROPY, _LOSS, _, _, _, _DEAD_ROWS, _ = PANELS
+# Neither of ReLU nor of softmax: what is drawn here may have either. Lines that lie close to each other differ in style too.
+_LOOKS = ((BLACK, "-"), (TEAL, "--"), (PURPLE, "-."), (OLIVE, ":"), (WINE, (0, (5, 1, 1, 1, 1, 1))))
+_COLUMNS, _HEIGHT = 2, 2.3  # panels in a row; inches of each
 
 
 def plot_training_curve(log_history: LogHistory, path: Path) -> bool:
     """Draws whatever of losses, scores, regulariser, dead rows and learning rate the log holds, over updates.
+
+    The loss has no panel where the log has the cross-entropy: it is the sum of that and the regulariser, which has its own.
 
     Args:
         log_history: entries of `TrainerState.log_history`: "step" and any of the keys of `PANELS`.
@@ -47,36 +44,53 @@ def plot_training_curve(log_history: LogHistory, path: Path) -> bool:
     Returns:
         Whether there is anything to draw: not in a training of fewer updates than `logging_steps`.
     """
-    found = {unit: lines for unit, labels in PANELS.items() if (lines := _lines(log_history, labels))}
+    found = {title: lines for title, labels in PANELS.items() if (lines := _lines(log_history, title, labels))}
     if not found:
         return False
-    heights = [3.0 if unit == _LOSSES else 1.5 for unit in found]
-    figure = new_figure(8.5, 0.9 + sum(heights))
-    grid = figure.subplots(len(found), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-    for axes, (unit, lines) in zip(grid, found.items(), strict=True):
-        _draw(axes, unit, lines)
-    grid[-1].set(xlabel="updates", xlim=(0, None))
-    figure.align_ylabels(grid)
+    if found.get(_CROSS_ENTROPY, {}).keys() >= found.get(_LOSS, {}).keys():
+        found.pop(_LOSS, None)
+    rows = math.ceil(len(found) / _COLUMNS)
+    figure = new_figure(8, 0.3 + _HEIGHT * rows)
+    grid = list(figure.subplots(rows, min(len(found), _COLUMNS), sharex=True, squeeze=False).flat)
+    for axes, (title, lines) in zip(grid, found.items(), strict=False):
+        _draw(axes, title, lines)
+    for axes in grid[len(found) :]:
+        axes.set_visible(False)
+    for axes in grid[: len(found)][-_COLUMNS:]:
+        axes.set_xlabel("updates", fontsize=9)
+        axes.tick_params(labelbottom=True)
+    grid[0].set_xlim(0, None)
     save(figure, path)
     return True
 
 
-def _lines(log_history: LogHistory, labels: Mapping[str, str]) -> Lines:
-    """The points of every key that has a number somewhere in the log."""
-    lines: Lines = {}
-    for key in labels:
-        for entry in log_history:
-            if "step" in entry and isinstance(entry.get(key), (int, float)):
-                lines.setdefault(key, []).append((entry["step"], entry[key]))
+def _lines(log_history: LogHistory, title: str, labels: Mapping[str, str]) -> dict[str, Points]:
+    """The points of every key that has a number somewhere in the log, by its label; equal ones are one line with both labels."""
+    factor = 100 if title == _DEAD_ROWS else 1
+    lines: dict[str, Points] = {}
+    for key, label in labels.items():
+        values = [
+            (entry["step"], entry[key]) for entry in log_history if "step" in entry and _is_number(entry.get(key))
+        ]
+        points = [(step, factor * value) for step, value in values]
+        same = next((other for other, of_other in lines.items() if of_other == points), None)
+        if same is not None:
+            lines[f"{same} and {label}"] = lines.pop(same)
+        elif points:
+            lines[label] = points
     return lines
 
 
-def _draw(axes: Axes, unit: str, lines: Lines) -> None:
-    for (key, points), (color, style) in zip(lines.items(), _LOOKS, strict=False):
-        # The eye cannot read tenths of a score off an axis. A line through one point cannot be seen.
-        label = f"{PANELS[unit][key]}, last {points[-1][1]:.4g}"
-        marker = "o" if key.startswith("eval_") or len(points) == 1 else None
-        axes.plot(*zip(*points, strict=True), label=label, color=color, linestyle=style, marker=marker, markersize=4)
-    axes.set_ylabel(unit, fontsize=9)
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float))
+
+
+def _draw(axes: Axes, title: str, lines: Mapping[str, Points]) -> None:
+    for (name, points), (color, style) in zip(lines.items(), _LOOKS, strict=False):
+        # The eye cannot read tenths of a score off an axis. A line through few points needs marks to be seen.
+        label = f"{name}: {points[-1][1]:.4g} at the end"
+        marker = "o" if len(points) <= 30 else None
+        axes.plot(*zip(*points, strict=True), label=label, color=color, linestyle=style, marker=marker, markersize=3)
+    axes.set_title(title, fontsize=10)
     finish(axes)
     axes.legend(frameon=False, fontsize=8)

@@ -54,6 +54,7 @@ NAMES = {
     "decoder": "decoder",
 }
 _TITLE_CHARACTERS = 10  # of an inch, at most, in the size of a title
+_DOTS = 150  # an inch: a picture of 8 inches, as wide as a page shows it, has 1,200
 
 
 def color_of(activation: str) -> str:
@@ -98,17 +99,29 @@ def modules_of(rows: Rows) -> list[str]:
 
 
 def finish(axes: Axes) -> None:
-    """A light grid, no frame."""
+    """A light grid, no frame, small numbers."""
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=9)
+
+
+def legend_above(figure: Figure, axes: Axes, title: str | None = None) -> None:
+    """A legend above all panels, of the marks of one of them."""
+    marks, names = axes.get_legend_handles_labels()
+    place = {"loc": "outside upper center", "ncols": len(names)}
+    figure.legend(marks, names, title=title, title_fontsize=9, fontsize=9, frameon=False, **place)
 
 
 def save(figure: Figure, path: Path, title: str = "") -> list[Path]:
-    """Writes the picture, with its title in as many lines as it needs."""
-    lines = textwrap.fill(title, int(_TITLE_CHARACTERS * figure.get_figwidth()))
-    figure.suptitle(lines, fontsize=11, parse_math=False)
+    """Writes the picture, with its title in as many lines as it needs.
+
+    The file holds neither a date nor a version, so that the same figures give the same bytes.
+    """
+    if title:
+        lines = textwrap.fill(title, int(_TITLE_CHARACTERS * figure.get_figwidth()))
+        figure.suptitle(lines, fontsize=11, parse_math=False)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=_DOTS, metadata={"Software": None} if path.suffix == ".png" else None)
     return [path]
 
 

@@ -39,7 +39,7 @@ class Timing:
         return {"median_ms": median, "p10_ms": low, "p90_ms": high, **rounds}
 
     def speedup(self, name: str, rival: str) -> dict[str, float]:
-        """How often `name` is done in the time of one call of `rival`, over the rounds that both took part in."""
+        """How many times as fast `name` is as `rival`, over the rounds that both took part in."""
         mine, other = self.seconds[name], self.seconds[rival]
         median, low, high = _spread([other[number] / mine[number] for number in mine if number in other])
         return {"median": median, "p10": low, "p90": high}

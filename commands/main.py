@@ -1,4 +1,4 @@
-"""The door of the command line: which verbs there are, and what becomes of their errors.
+"""The command line: its verbs, and how their errors are reported.
 
 Each verb is a file of this folder with a function `run`. Libraries that take seconds to import are imported inside these, so
 that `reluformer --help` answers at once.
@@ -18,20 +18,20 @@ from reluformer.configuration.errors import TrainingStopped, UserError, one_line
 
 # What a shell tells of a process that SIGINT, SIGPIPE or SIGTERM ended is 128 + the signal.
 EXIT_OK, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE, EXIT_STOPPED = 0, 2, 130, 141, 143
-# Every verb, and what it makes or shows.
+# Every verb, and what it does.
 VERBS = {
-    "init": "a recipe for your own parallel text",
-    "train": "a model after a recipe",
-    "evaluate": "a run on one of its splits",
-    "translate": "text with a model",
-    "models": "those that come with the package",
-    "analyze": "attention and feed-forward memories of a model",
-    "convert": "a MarianMT, ViT, GPT-2 or Llama checkpoint to a ReLUFormer",
-    "export": "a model to ONNX, for onnxruntime",
-    "card": "the card of a run or a saved model",
-    "publish": "a run or a saved model on the Hub",
-    "kernel": "the attention as a folder for the Hub",
-    "space": "a page that shows the attention of every head",
+    "init": "writes a recipe for your own sentence pairs",
+    "train": "trains a model from a recipe",
+    "evaluate": "scores a run on one of its splits",
+    "translate": "translates text",
+    "models": "lists the models that come with the package",
+    "analyze": "measures attention and feed-forward networks of a model",
+    "convert": "turns a MarianMT, ViT, GPT-2 or Llama checkpoint into a ReLUFormer",
+    "export": "writes a model as ONNX graphs, for onnxruntime",
+    "card": "writes the card of a run or a saved model",
+    "publish": "uploads a run or a saved model to the Hub",
+    "kernel": "writes the attention as a kernel for the Hub",
+    "space": "opens a page that translates and shows the attention of every head",
 }
 
 

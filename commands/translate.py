@@ -28,7 +28,7 @@ def run(arguments: list[str]) -> int:
     kinds = "run folder, checkpoint, exported model, id on the Hub, or one of the package, such as tatoeba-en-de"
     add("text", nargs="*", help="texts to translate, of one sentence or several; line breaks stay where they are")
     add("--model", default=DEFAULT_MODEL, metavar="NAME_OR_PATH", help=f"{kinds}; {default}")
-    add("--input", metavar="FILE", help="each line gives one line; - is standard input, the default")
+    add("--input", metavar="FILE", help="text file; each line is translated to one line; default: -, standard input")
     add("--output", metavar="FILE", help="default: standard output")
     add(
         "--split",

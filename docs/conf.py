@@ -59,10 +59,16 @@ napoleon_use_ivar = False
 
 
 def _with_readme(app, page: str, source: list[str]) -> None:
-    """Puts README.md into the first page, from whose folder its links must lead."""
+    """Puts README.md into the first page, so that no text stands twice; from that page's folder its links must lead."""
     if (mark := "<!-- README.md -->") in source[0]:
-        readme = (ROOT / "README.md").read_text(encoding="utf-8")
-        source[0] = source[0].replace(mark, re.sub(r"(?<=\]\()(?!https?:|#)", "../", readme))
+        source[0] = source[0].replace(mark, _from_docs((ROOT / "README.md").read_text(encoding="utf-8")))
+
+
+def _from_docs(readme: str) -> str:
+    """The text with links that lead from docs/ to what they lead to from the root. Blocks of code stay as they are."""
+    parts = re.split(r"(^```.*?^```$)", readme, flags=re.DOTALL | re.MULTILINE)  # every second part is code
+    link = re.compile(r"(?<=\]\()(?!https?:|#)")
+    return "".join(part if at % 2 else link.sub("../", part) for at, part in enumerate(parts))
 
 
 def setup(app) -> None:

@@ -1,7 +1,8 @@
-"""A picture of the page of `reluformer space`, taken in headless Chromium.
+"""A picture of the page of `reluformer space`, taken in headless Chromium, or a copy that shows its first text without a script.
 
     reluformer space --model tatoeba-de-en --output build/page --example "$(cat diary.txt)"
     python -m docs.screenshot --page build/page --output docs/images/space.png
+    python -m docs.screenshot --page build/page --output docs/static/demo.html
 
 Needs Selenium, and Debian's packages chromium and chromium-driver; nothing is downloaded.
 """
@@ -29,6 +30,19 @@ SETTLED = """
 const isDone = (part) => part.querySelector(".map table") && !part.querySelector(".pending");
 const models = [...document.querySelectorAll(".model")];
 return models.length && models.every(isDone);
+"""
+# What stands on the page now, with what was typed and chosen, and without what needs a script or another file.
+COPY = """
+const copy = document.documentElement.cloneNode(true);
+const values = [...document.querySelectorAll("textarea, select")];
+copy.querySelectorAll("textarea, select").forEach((each, at) => {
+  if (each.tagName === "TEXTAREA") each.textContent = values[at].value;
+  for (const option of each.options ?? []) option.toggleAttribute("selected", option.value === values[at].value);
+});
+copy.querySelectorAll("textarea, select, input, button").forEach((each) => { each.disabled = true; });
+copy.querySelector("header p").textContent = "A copy of the page for one text: it does not translate.";
+copy.querySelectorAll("script, link, meta[http-equiv]").forEach((each) => each.remove());
+return "<!doctype html>\\n" + copy.outerHTML;
 """
 
 
@@ -69,18 +83,27 @@ def wait_until(browser: webdriver.Chrome, script: str, patience: float = _PATIEN
     WebDriverWait(browser, patience).until(lambda _: browser.execute_script(script))
 
 
+def static_copy(browser: webdriver.Chrome, page: Path) -> str:
+    """The page as it stands in the browser, as one file of HTML with its styles."""
+    style = (page / "page.css").read_text(encoding="utf-8")
+    return browser.execute_script(COPY).replace("</head>", f"<style>\n{style}</style>\n</head>", 1) + "\n"
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--page", type=Path, required=True, help="folder that `reluformer space --output` has written")
     parser.add_argument("--dark", action="store_true", help="as a reader sees it who prefers dark pages")
     parser.add_argument("--width", type=int, default=1280)
-    parser.add_argument("--output", type=Path, required=True, help="PNG file")
+    parser.add_argument("--output", type=Path, required=True, help="PNG file, or HTML file for a copy")
     options = parser.parse_args(arguments)
     with served(options.page) as address, headless_chromium(width=options.width, dark=options.dark) as browser:
         browser.get(address)
         wait_until(browser, SETTLED)
         resize(browser, options.width, browser.execute_script("return document.documentElement.scrollHeight"))
-        browser.save_screenshot(str(options.output))
+        if options.output.suffix == ".html":
+            options.output.write_text(static_copy(browser, options.page), encoding="utf-8")
+        else:
+            browser.save_screenshot(str(options.output))
     print(options.output)
     return 0
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.markdown import mean_and_each
 from benchmarks.studies.outcomes import NOT_HERE, RUN, Outcome, compared_with, select, value
-from benchmarks.studies.parser import filled, row_of_line
+from benchmarks.studies.parser import filled, row_of_line, said
 from benchmarks.studies.scores import FEWEST_ITEMS, STATISTICS, Comparison, comparable, compare_means, in_words
 from benchmarks.studies.study import Claim, Figure, Study
 from benchmarks.studies.tasks import has_diverged, spent
@@ -34,6 +34,9 @@ _PAIRED = {f"{name}.score": name for name in STATISTICS}
 ONE_SEED = "(one seed)"  # how a verdict ends that no second seed bears out
 # The parts of a claim that name a row, or several.
 _NAMES = ("best", "higher", "lower", "diverges", "twin", "row", "equal", "among")
+
+# How a value that a family of claims differs in is written behind the claim.
+_SETTINGS = {"ffn": "width {}", "activation": "{}", "norms": "{}", "temperature": "temperature {}", "alpha": "α = {}"}
 
 Word = tuple[str, str]  # one of the five words, and why
 
@@ -111,7 +114,8 @@ def _expanded(claim: Claim, outcomes: Mapping[str, Outcome]) -> list[Claim]:
 
 def _filled(claim: Claim, template: str, values: Mapping[str, Any]) -> Claim:
     changes = {name: filled(getattr(claim, name), values) for name in _NAMES}
-    of = ", ".join(f"{name} {values[name]}" for _, name, _, _ in Formatter().parse(template) if name)
+    names = [name for _, name, _, _ in Formatter().parse(template) if name]
+    of = ", ".join(_SETTINGS.get(name, f"{name} = {{}}").format(said(values)[name]) for name in names)
     return dataclasses.replace(claim, text=f"{claim.text} ({of})", **changes)
 
 
@@ -123,8 +127,8 @@ def _rows_of(claim: Claim) -> list[str]:
 
 def _judge(claim: Claim, study: Study, outcomes: Mapping[str, Outcome]) -> Word:
     names = _rows_of(claim)
-    if absent := [name for name in names if name not in outcomes]:
-        return NOT_MEASURED, f"{absent[0]} is no row of this size"
+    if any(name not in outcomes for name in names):
+        return NOT_MEASURED, "not trained at this size"
     rows = [outcomes[name] for name in names]
     figure = None if claim.diverges else study.figures[claim.figure]
     if figure is not None and figure.file is not None:  # another benchmark has measured it, without any training
@@ -133,10 +137,10 @@ def _judge(claim: Claim, study: Study, outcomes: Mapping[str, Outcome]) -> Word:
     others = [other for row in rows if figure is not None and (other := compared_with(figure, row)) is not None]
     for outcome in (*rows, *others):
         if outcome.status != RUN:
-            return NOT_MEASURED if outcome.status == NOT_HERE else PENDING, f"{outcome.entry.name}: {outcome.why}"
+            return NOT_MEASURED if outcome.status == NOT_HERE else PENDING, f"{outcome.entry.label}: {outcome.why}"
     seeds = [seed for seed in rows[0].results if all(seed in outcome.results for outcome in (*rows, *others))]
     if not seeds:
-        named = dict.fromkeys(outcome.entry.name for outcome in (*rows, *others))
+        named = dict.fromkeys(outcome.entry.label for outcome in (*rows, *others))
         return PENDING, f"{' and '.join(named)} have no seed in common"
     return _Case(not study.ours, claim, figure, rows, others).over(seeds)
 
@@ -232,7 +236,7 @@ class _Case:
 
     def _with_diverged(self, diverged: list[bool]) -> Word:
         """A row that does not converge has the worst score, and is the equal of none; of its other figures it says nothing."""
-        gone = [row.entry.name for row, is_gone in zip(self.rows, diverged, strict=True) if is_gone]
+        gone = [row.entry.label for row, is_gone in zip(self.rows, diverged, strict=True) if is_gone]
         text = " and ".join(gone) + " does not converge"
         if self._score is None or all(diverged):
             return UNDECIDED, text
@@ -299,7 +303,7 @@ def _within(claim: Claim, test: Comparison, unit: str) -> Word:
 
 def _compare(claim: Claim, values: list[float], figure: Figure) -> Word:
     """Of one value against numbers, or of two by their sign and margin."""
-    texts = [f"{each:.{figure.digits}f}" for each in values]
+    texts = [f"{each:,.{figure.digits}f}" for each in values]
     if claim.row:
         inside = (claim.above is None or values[0] > claim.above) and (claim.below is None or values[0] < claim.below)
         return (AGREES if inside else DISAGREES), texts[0]

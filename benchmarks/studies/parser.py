@@ -134,10 +134,34 @@ def table_of(study: Study, catalogue: Catalogue) -> list[TableRow]:
         seeds = tuple(entry.seeds.get(catalogue.size) or study.seeds.get(catalogue.size, [1]))
         for name, row in found.items():
             paper = {column: says.get(name) if isinstance(says, dict) else says for column, says in entry.paper.items()}
-            table.append(TableRow(name, filled(entry.label, row.values), row, paper, entry.not_here, seeds))
+            table.append(TableRow(name, filled(entry.label, said(row.values)), row, paper, entry.not_here, seeds))
         if not found:
             table.append(_elsewhere(entry))
     return table
+
+
+# What a reader calls a value of a family that recipes spell as code does.
+SAID = {
+    "relu": "ReLU",
+    "relu2": "ReLU²",
+    "relu6": "ReLU6",
+    "gelu": "GELU",
+    "silu": "SiLU",
+    "identity": "no activation",
+    "pre": "with norms",
+    "free": "without norms",
+}
+
+
+def said(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a row as a label writes them."""
+
+    def word(value: Any) -> Any:
+        if isinstance(value, str):
+            return SAID.get(value, value)
+        return f"{value:,}" if isinstance(value, int) and value >= 1000 else value
+
+    return {name: word(value) for name, value in values.items()}
 
 
 def _elsewhere(entry: StudyRow) -> TableRow:

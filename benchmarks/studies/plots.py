@@ -8,14 +8,13 @@ from pathlib import Path
 from statistics import fmean
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
 from benchmarks.studies.outcomes import Outcome, select, value
 from benchmarks.studies.parser import row_of_line
 from benchmarks.studies.study import Plot, Study
-from reluformer.analysis.drawing import GREY, OLIVE, PURPLE, TEAL, WINE, color_of, shade
+from reluformer.analysis.drawing import GREY, OLIVE, PURPLE, TEAL, WINE, color_of, finish, new_figure, save, shade
 
 _OTHERS = (TEAL, WINE, OLIVE, PURPLE)
 _MARKERS = ("o", "s", "^", "D", "v")
@@ -36,7 +35,7 @@ def draw_plot(plot: Plot, study: Study, outcomes: Mapping[str, Outcome], folder:
         return None
     levels = {label: _level(plot, name, study, outcomes) for label, name in plot.levels.items()}
     colors = _colors(plot)
-    canvas = Canvas(figsize=(8.6, 4.2), layout="constrained")
+    canvas = new_figure(8, 4)
     axes = canvas.subplots()
     for (label, seeds), marker in zip(lines.items(), cycle(_MARKERS), strict=False):
         if seeds:
@@ -48,10 +47,7 @@ def draw_plot(plot: Plot, study: Study, outcomes: Mapping[str, Outcome], folder:
     _finish(axes, plot, study, sorted({x for seeds in lines.values() for x in seeds}))
     several = [ys for seeds in lines.values() for ys in seeds.values()] + list(levels.values())
     _name_marks(axes, has_band=any(len(ys) > 1 for ys in several))
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / plot.file
-    # no date or version in the file: the same figures give the same bytes
-    canvas.savefig(path, dpi=130, metadata={"Software": None})
+    (path,) = save(canvas, folder / plot.file)
     return path
 
 
@@ -86,11 +82,11 @@ def _finish(axes: Axes, plot: Plot, study: Study, places: list[float]) -> None:
         axes.xaxis.set_major_formatter("{x:,g}")
     if plot.x_max is not None:
         axes.set_xlim(0, plot.x_max)
-    axes.set_xlabel(plot.x_label)
-    axes.set_ylabel(plot.y_label or (plot.y.replace("_", " ") if plot.table else study.figures[plot.y].label))
-    axes.set_title(plot.title, fontsize=11)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel(plot.x_label, fontsize=9)
+    label = plot.y_label or (plot.y.replace("_", " ") if plot.table else study.figures[plot.y].label)
+    axes.set_ylabel(label, fontsize=9)
+    axes.set_title(plot.title, fontsize=10)
+    finish(axes)
 
 
 def _name_marks(axes: Axes, *, has_band: bool) -> None:

@@ -56,7 +56,7 @@ Statistics = Mapping[str, Any]
 
 
 def bleu_statistics(translations: Path, recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """BLEU of a file of translations: the recipe's headline where that is one of `METRICS`, else one that minds case alike.
+    """BLEU of a file of translations: the recipe's headline where that is one of `METRICS`, else one with the same case.
 
     `sentences` holds six numbers for each: matching n-grams of order 1 to 4, and the lengths of translation and reference.
     """

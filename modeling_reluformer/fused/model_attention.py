@@ -69,7 +69,7 @@ def _packed_attention(
     padding that the mask does not hide; nobody reads those rows.
     """
     batch, row_scale, mask = query.shape[0], specification.row_scale, specification.key_padding_mask
-    # a model's own copy of the code may be of a day when there were none
+    # a model's own copy of the code may predate this field
     query_ends, key_ends = getattr(visibility, "cu_seqlens", None) or Visibility.segment_ends(visibility)
     packed = replace(
         specification,

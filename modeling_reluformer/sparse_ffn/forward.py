@@ -2,8 +2,8 @@
 
 y = Σ_i f(w_i·x + b_i) g(u_i·x + c_i) v_i + d        over the neurons i that are not zero in some row
 
-Each is an attribute of one module (`module.forward`), is not saved, and is copied and pickled with its module. Whatever it does
-not compute, the forward of the module's class does.
+Each is an attribute of one module (`module.forward`), is not saved, and is copied and pickled with its module. Where it
+cannot compute a call, the module's own forward runs.
 """
 
 from __future__ import annotations

@@ -13,38 +13,52 @@ LOG = [
 
 
 def drawn(log, path, monkeypatch):
-    """The axes that were saved, by the label of the y axis."""
+    """The axes that were saved, by their title."""
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
     assert plot_training_curve(log, path)
-    return {axes.get_ylabel(): axes for axes in figures[0].axes}
+    return {axes.get_title(): axes for axes in figures[0].axes if axes.get_visible()}
+
+
+def lines_of(panels):
+    return {
+        title: {line.get_label(): list(zip(*map(list, line.get_data()), strict=True)) for line in axes.get_lines()}
+        for title, axes in panels.items()
+    }
 
 
 def test_every_figure_of_the_log_is_drawn_over_updates(tmp_path, monkeypatch):
-    lines = {
-        unit: {line.get_label(): list(zip(*map(list, line.get_data()), strict=True)) for line in axes.get_lines()}
-        for unit, axes in drawn(LOG, tmp_path / "new" / "curve.png", monkeypatch).items()
-    }
-    assert lines == {
-        "nats per target token": {
-            "training loss, last 4": [(10, 5.0), (20, 4.0)],
-            "training cross-entropy, last 3.9": [(10, 4.9), (20, 3.9)],
-            "validation loss, last 3.8": [(20, 3.8)],
+    assert lines_of(drawn(LOG, tmp_path / "new" / "curve.png", monkeypatch)) == {
+        "cross-entropy, nats per target token": {"training: 3.9 at the end": [(10, 4.9), (20, 3.9)]},
+        "loss, nats per target token": {
+            "training: 4 at the end": [(10, 5.0), (20, 4.0)],
+            "validation: 3.8 at the end": [(20, 3.8)],
         },
-        "BLEU": {"validation, last 12.5": [(20, 12.5)]},
-        "$L_{reg}$ (Eq. 7)": {"training, last 1": [(10, 2.0), (20, 1.0)]},
-        "share of dead rows": {"training, last 0.5": [(20, 0.5)]},
-        "learning rate": {"learning rate, last 0.0001": [(10, 1e-4)]},
+        "scores on the validation set, of 100": {"BLEU: 12.5 at the end": [(20, 12.5)]},
+        "regulariser, $L_{reg}$ (Eq. 7)": {"training: 1 at the end": [(10, 2.0), (20, 1.0)]},
+        "dead rows, %": {"training: 50 at the end": [(20, 50.0)]},
+        "learning rate": {"learning rate: 0.0001 at the end": [(10, 1e-4)]},
     }
 
 
-def test_lines_that_lie_on_each_other_are_told_apart(tmp_path, monkeypatch):
+def test_nothing_is_drawn_twice(tmp_path, monkeypatch):
+    log = [{"step": step, "loss": 5.0, "cross_entropy": 4.9, "eval_bleu": step, "eval_tokenized_lowercase_bleu": step,
+            "eval_chrf": 2 * step} for step in (10, 20)]  # fmt: skip
+    lines = lines_of(drawn(log, tmp_path / "a.png", monkeypatch))
+    assert list(lines) == ["cross-entropy, nats per target token", "scores on the validation set, of 100"]
+    assert list(lines.popitem()[1]) == ["BLEU and lower-cased BLEU: 20 at the end", "chrF: 40 at the end"]
+
+
+def test_lines_of_a_panel_are_told_apart(tmp_path, monkeypatch):
     keys = [key for labels in PANELS.values() for key in labels]
-    panels = drawn([{"step": step, **dict.fromkeys(keys, 4.7)} for step in (10, 20)], tmp_path / "a.png", monkeypatch)
-    assert panels.keys() == PANELS.keys()
+    log = [{"step": step, **{key: step + number for number, key in enumerate(keys)}} for step in (10, 20)]
+    panels = drawn(log, tmp_path / "a.png", monkeypatch)
+    assert [title for title in PANELS if title not in panels] == ["loss, nats per target token"]
     for axes in panels.values():
-        looks = {(line.get_color(), line.get_linestyle()) for line in axes.get_lines()}
-        assert len(looks) == len({style for _, style in looks}) == len(axes.get_lines())
+        looks = {
+            (line.get_color(), str(line.get_linestyle()), str(line._unscaled_dash_pattern)) for line in axes.get_lines()
+        }
+        assert len({color for color, *_ in looks}) == len(looks) == len(axes.get_lines())
 
 
 def test_a_log_with_nothing_to_draw_has_no_picture(tmp_path):

@@ -33,6 +33,24 @@ def test_every_page_is_built_and_the_first_is_the_readme(site):
     headings = re.findall(r"^## (.+)$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert headings and [heading for heading in headings if f"<h2>{heading}<" not in start] == []
     assert 'src="../_images/at_a_glance.png"' in start.partition("<h2>")[0], "the first page begins with a picture"
+    assert re.search(r'src="../_images/\w+\.png"', start.partition("<h2>")[0]), "the first page begins with a picture"
+
+
+def test_the_first_page_has_the_pictures_tables_and_code_of_the_readme(site):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    start = (site / "docs" / "index.html").read_text(encoding="utf-8")
+    for picture in re.findall(r"(?:\]\(|src=\")[^)\"]*/([\w-]+\.png)", readme):
+        assert f'src="../_images/{picture}"' in start
+    assert start.count("highlight-python") == readme.count("```python") >= 3
+    assert start.count("<table") == len(re.findall(r"^\|[-:| ]+\|$", readme, re.MULTILINE))
+
+
+def test_a_reader_can_search_and_choose_light_or_dark(site):
+    index = (site / "searchindex.js").read_text(encoding="utf-8")
+    assert index.startswith("Search.setIndex(") and '"docs/glossary"' in index and "entropi" in index
+    for page in ("docs/index.html", "benchmarks/MODELS.html"):
+        text = (site / page).read_text(encoding="utf-8")
+        assert 'role="search"' in text and 'class="theme-toggle"' in text
 
 
 def test_nothing_is_loaded_from_the_network(site):

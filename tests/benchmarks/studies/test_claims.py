@@ -28,9 +28,9 @@ def test_one_seed_is_marked_and_two_that_differ_decide_nothing(study):
     study.give("relu", 1, 0.6)
     verdict = study.verdict()
     assert verdict.verdict == "agrees" and verdict.why.endswith("(one seed)")
-    assert "run, one seed; seed 2: not run" in study.report()
+    assert " | 1 |\n" in study.report()
     study.give("softmax", 2, 0.6, machine={"accelerators": ["H100"]})
-    assert "run, 2 seeds, 1 of them on a GPU" in study.report()
+    assert "| 2, 1 of them on a GPU |" in study.report()
     study.give("relu", 2, 0.9)
     assert study.verdict().verdict == "undecided"
 
@@ -96,7 +96,7 @@ def test_what_is_missing_is_pending(study):
     study.give("softmax", 1, 0.9)
     assert study.verdict().verdict == "pending"
     report = study.report()
-    assert "pending (seed 1: not run; seed 2: not run)" in report
+    assert "| pending: seed 1: not run; seed 2: not run |" in report
     assert "| ReLUFormer (arXiv 2302.06461) | all | 1 | 1 |" in report and "widths: pending." in report
 
 
@@ -223,7 +223,7 @@ def test_a_row_that_diverges_is_the_worst_the_equal_of_none_and_has_no_other_fig
     )
     study.claims(ORDER)
     study.give("softmax", 2, 0.3)
-    assert study.verdict().why.startswith("seed 1: relu does not converge; seed 2: -"), "each seed by itself"
+    assert study.verdict().why.startswith("seed 1: ReLU does not converge; seed 2: -"), "each seed by itself"
     assert study.verdict().verdict == "undecided"
 
 
@@ -237,7 +237,7 @@ def test_a_relative_figure_waits_for_the_row_that_it_is_compared_with(study):
     other = study.give("softmax", 1, 0.9)["bleu"]["score"]
     found, percent = study.verdict(), f"{100 * (score / other - 1):.1f}"
     assert (found.verdict, found.why) == ("agrees", f"{percent} (one seed)")
-    assert f"| {percent} | run, one seed" in study.report()
+    assert f"| {percent} | 1 |" in study.report()
     study.give("softmax", 1, 0.9, updates=2600)
     assert study.verdict().why.startswith("trained for")
 
@@ -249,7 +249,7 @@ def test_a_seed_that_diverged_is_not_left_out_for_want_of_the_figure(study):
     study.give("relu", 1, 0.0, updates=100, analyses=False, diverged=study.gone)
     study.give("relu", 2, 0.9, entropy=1.2)
     verdict = study.verdict()
-    assert (verdict.verdict, verdict.why) == ("undecided", "seed 1: relu does not converge; seed 2: 1.50 against 1.20")
+    assert (verdict.verdict, verdict.why) == ("undecided", "seed 1: ReLU does not converge; seed 2: 1.50 against 1.20")
 
 
 def test_of_few_sentences_nothing_is_said(study):
@@ -318,4 +318,4 @@ def test_a_row_that_cannot_be_run_here_says_why(study):
     study.give("softmax", 1, 0.9)
     verdict = study.verdict()
     assert verdict.verdict == "not measured" and "needs a GPU" in verdict.why
-    assert "| WMT | 27.64 | – | – | – | – | not trained (needs a GPU) |" in study.report()
+    assert "| WMT | 27.64 | – | – | – | – | not trained: needs a GPU |" in study.report()

@@ -12,7 +12,12 @@ from reluformer.analysis.drawing import RELU, SOFTMAX, color_of
 def canvases(monkeypatch):
     """What is drawn while the fixture lives."""
     drawn = []
-    monkeypatch.setattr(study_plots, "Canvas", lambda **options: drawn.append(Figure(**options)) or drawn[-1])
+
+    def canvas(width, height):
+        drawn.append(Figure(figsize=(width, height), layout="constrained"))
+        return drawn[-1]
+
+    monkeypatch.setattr(study_plots, "new_figure", canvas)
     return drawn
 
 
@@ -21,8 +26,8 @@ def test_a_claim_about_a_family_is_made_of_each_of_its_rows_and_drawn(study):
     study.give("width_8", 1, 0.9)
     study.give("width_16", 1, 0.8)
     assert [(verdict.text, verdict.verdict) for verdict in study.verdicts()] == [
-        ("a claim (n 8)", "agrees"),
-        ("a claim (n 16)", "agrees"),
+        ("a claim (n = 8)", "agrees"),
+        ("a claim (n = 16)", "agrees"),
     ]
     report = study.report()
     assert "![widths](reproduction/cpu/p.png)" in report

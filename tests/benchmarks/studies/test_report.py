@@ -56,7 +56,7 @@ def test_a_row_of_another_size_is_not_measured_and_the_papers_figures_stand(stud
     entry = {"row": "width_{n}", "label": "width {n}", "paper": paper, "not_here": "needs a GPU"}
     study.claims({"row": "width_8", "above": 10.0}, rows=[*study.content["rows"][:2], entry])
     verdict = study.verdict()
-    assert (verdict.verdict, verdict.why) == ("not measured", "width_8 is no row of this size")
+    assert (verdict.verdict, verdict.why) == ("not measured", "not trained at this size")
     assert "| width every n | does not converge · 31.0 | – |" in study.report()
 
 
