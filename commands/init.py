@@ -158,7 +158,7 @@ def _kind_of_text(read: dict[str, datasets.Dataset]) -> str:
     """`data.text` by the training targets, which decide how scores are computed; says so where it is not plain text."""
     from reluformer.translating.moses import MosesTraces
 
-    traces = {(split, side): MosesTraces.of(_some(pairs)[side]) for split, pairs in read.items() for side in SIDES}
+    traces = {(split, side): MosesTraces.of_corpus(pairs, side) for split, pairs in read.items() for side in SIDES}
     of_target = traces["train", "target"]
     if of_target.are_tokenized:
         print(
@@ -196,8 +196,17 @@ def _new_model(pairs: datasets.Dataset, languages: Sequence[str], softmax: bool)
         positions=max(1_024, 2 * max_length),
         size=size,
     )
-    warmup = min(size.warmup, updates // 4)
-    return Model(text, lengths, max_length, size.batch, size.rate, "inverse_sqrt", updates, warmup, page="recipes.md")
+    return Model(
+        text=text,
+        lengths=lengths,
+        max_length=max_length,
+        batch=size.batch,
+        rate=size.rate,
+        schedule="inverse_sqrt",
+        updates=updates,
+        warmup=min(size.warmup, updates // 4),
+        page="recipes.md",
+    )
 
 
 def _fine_tuned(pairs: datasets.Dataset, base: Base) -> Model:
@@ -205,14 +214,14 @@ def _fine_tuned(pairs: datasets.Dataset, base: Base) -> Model:
     lengths = _lengths(_some(pairs), base.tokenizer)
     updates = _fine_tuned_updates(len(pairs), lengths)
     return Model(
-        f"initialize_from: {json.dumps(base.path, ensure_ascii=False)}",
-        lengths,
-        min(LONGEST, base.positions),
-        FINE_TUNING_BATCH,
-        FINE_TUNING_RATE,
-        "cosine",
-        updates,
-        updates // 10,
+        text=f"initialize_from: {json.dumps(base.path, ensure_ascii=False)}",
+        lengths=lengths,
+        max_length=min(LONGEST, base.positions),
+        batch=FINE_TUNING_BATCH,
+        rate=FINE_TUNING_RATE,
+        schedule="cosine",
+        updates=updates,
+        warmup=updates // 10,
         page="fine_tuning.md",
     )
 
@@ -231,14 +240,11 @@ class Base(NamedTuple):
 
 
 def _base(path: str, languages: Sequence[str]) -> Base:
-    from reluformer.translating.loading import load_model_config, load_tokenizer
+    from reluformer.training.run.model_building import keyed
+    from reluformer.translating.loading import load_tokenizer, load_translation_config
 
-    config, tokenizer = load_model_config(path), load_tokenizer(path)
-    if config.model_type != "reluformer":
-        raise UserError(
-            f"--base: {path!r} is a {config.model_type!r} model, and a ReLUFormer for translation is needed; "
-            "`reluformer convert` makes one of a Marian"
-        )
+    with keyed("--base"):
+        config, tokenizer = load_translation_config(path), load_tokenizer(path)
     known = [tokenizer.init_kwargs.get(f"{side}_language") for side in SIDES]
     if None not in known and known != [*languages]:
         raise UserError(

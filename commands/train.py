@@ -76,11 +76,9 @@ _READABLE_TOKENS = 20  # a side: the names of more lie over each other in the pi
 def _draw_attention(run: FinishedRun, path: Path) -> None:
     """Of the longest readable pair among the first 1,000, else of the first that the model has positions for, if any."""
     from reluformer.analysis.attention_maps import plot_attention_map
-    from reluformer.training.data.corpus import load_split
     from reluformer.training.data.encoding import first_encoded_pairs
 
-    splits, positions = run.recipe.evaluation.splits, run.model.config.max_position_embeddings
-    pairs, _ = load_split(run.recipe.data, splits[0] if splits else "train")
+    pairs, positions = run.pairs, run.model.config.max_position_embeddings
     first, length = pairs.select(range(min(1_000, len(pairs)))), min(_READABLE_TOKENS, positions)
     readable = first_encoded_pairs(first, run.tokenizer, max_length=length, at_most=len(first))
     fitting = readable or first_encoded_pairs(pairs, run.tokenizer, max_length=positions, at_most=1)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import datasets
 from transformers import DataCollatorForSeq2Seq, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.training_args import trainer_log_levels
@@ -15,7 +16,6 @@ from transformers.training_args import trainer_log_levels
 from reluformer import ReLUFormerForConditionalGeneration
 from reluformer.configuration.errors import TrainingStopped, UserError, one_line
 from reluformer.configuration.recipe import Recipe
-from reluformer.configuration.recipe_checks import check_recipe
 from reluformer.configuration.scores import SCORES
 from reluformer.modeling_reluformer.compiled import library
 from reluformer.records.progress import say
@@ -43,13 +43,17 @@ from reluformer.translating.translation import Translator
 
 
 class FinishedRun(NamedTuple):
-    """A run that is trained, averaged and evaluated; `log_history` is the Trainer's, `scores` are by split."""
+    """A run that is trained, averaged and evaluated; `log_history` is the Trainer's, `scores` are by split.
+
+    pairs: of the split that was evaluated first, or else trained on, as they were read.
+    """
 
     recipe: Recipe
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     log_history: list[dict[str, Any]]
     scores: dict[str, dict[str, Any]]
+    pairs: datasets.Dataset
 
 
 def train(
@@ -79,7 +83,7 @@ def train(
             if is_main:
                 write_recipe(recipe)
         corpus = prepare_corpus(recipe, resume_from)
-        trainer = _trainer(recipe, corpus, build_model(recipe, corpus.tokenizer))
+        trainer = _trainer(recipe, corpus, build_model(recipe, corpus.config))
         watch = _train(trainer, recipe, resume_from)
         averaged = []
         if watch.divergence is None:  # else weights that are no numbers are neither averaged, nor saved, nor evaluated
@@ -92,15 +96,17 @@ def train(
         if watch.divergence is not None:
             say(f"training diverged: {watch.divergence['reason']}; recorded in {folder / RECORD_FILE}")
             return None
-        run = _evaluate(recipe, trainer, corpus.tokenizer)
+        run = _evaluate(recipe, trainer, corpus)
         if document is not None:
             document(run)
         return run
 
 
 def check(recipe: Recipe) -> None:
-    """Raises the `UserError` with which `train` refuses a recipe before it looks at processes, data and the run folder."""
-    check_recipe(recipe)
+    """Raises the `UserError` with which `train` refuses a recipe before it looks at processes, data and the run folder.
+
+    What the recipe alone says was checked when it was built.
+    """
     require_trainable(recipe)
     with keyed("training.report_to"):
         get_reporting_integration_callbacks(recipe.training.report_to)
@@ -228,7 +234,7 @@ def _mean_target_tokens(history: list[dict[str, float]]) -> dict[str, float | No
     return {"target_tokens_per_update": per_update, "target_tokens_per_second": per_second}
 
 
-def _evaluate(recipe: Recipe, trainer: ReLUFormerTrainer, tokenizer: PreTrainedTokenizerBase) -> FinishedRun:
+def _evaluate(recipe: Recipe, trainer: ReLUFormerTrainer, corpus: PreparedCorpus) -> FinishedRun:
     """By the main process alone, which loads a model that is sharded: of shards it would wait for the other processes."""
     evaluation = recipe.evaluation
     if is_sharded(trainer.args):
@@ -236,9 +242,10 @@ def _evaluate(recipe: Recipe, trainer: ReLUFormerTrainer, tokenizer: PreTrainedT
     else:
         model = trainer.accelerator.unwrap_model(trainer.model)
     names = ("num_beams", "length_penalty", "batch_tokens", "long_sources")
-    translator = Translator(model, tokenizer, **{name: getattr(evaluation, name) for name in names})
-    scores = {split: evaluate_split(recipe, split, translator) for split in evaluation.splits}
-    return FinishedRun(recipe, model, tokenizer, trainer.state.log_history, scores)
+    translator = Translator(model, corpus.tokenizer, **{name: getattr(evaluation, name) for name in names})
+    scores = {split: evaluate_split(recipe, split, translator, corpus.read[split]) for split in evaluation.splits}
+    pairs, _ = corpus.read[next(iter(evaluation.splits), "train")]
+    return FinishedRun(recipe, model, corpus.tokenizer, trainer.state.log_history, scores, pairs)
 
 
 def headline(recipe: Recipe, split: str, scores: dict[str, Any]) -> str:

@@ -23,7 +23,12 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from reluformer import ReLUFormerForCausalLM, ReLUFormerForConditionalGeneration, ReLUFormerForImageClassification
+from reluformer import (
+    ReLUFormerConfig,
+    ReLUFormerForCausalLM,
+    ReLUFormerForConditionalGeneration,
+    ReLUFormerForImageClassification,
+)
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.modeling_reluformer.configuration_reluformer import AttentionConfig
 from reluformer.translating.shipped import located
@@ -87,6 +92,17 @@ def _require_special_tokens(name: str | Path, model: PreTrainedModel, tokenizer:
 def load_model_config(path_or_hub_id: str | Path) -> PreTrainedConfig:
     """The configuration of a folder or repository; a `UserError` where none is there, or it is damaged."""
     return _load(AutoConfig, path_or_hub_id, "model")
+
+
+def load_translation_config(path_or_hub_id: str | Path) -> ReLUFormerConfig:
+    """The configuration of a ReLUFormer for translation, to go on from; a `UserError` where it is another kind of model."""
+    config: Any = load_model_config(path_or_hub_id)
+    if not isinstance(config, ReLUFormerConfig):
+        raise UserError(
+            f"{path_or_hub_id}: is a {config.model_type!r} model, and a ReLUFormer for translation is needed; "
+            f"`reluformer convert --from {path_or_hub_id} --to FOLDER` makes one of a Marian"
+        )
+    return config
 
 
 def require_embeddings(name: str | Path, tokenizer: PreTrainedTokenizerBase, embeddings: int) -> None:

@@ -13,10 +13,12 @@ from tqdm.auto import tqdm
 from reluformer.configuration.errors import UserError
 
 if TYPE_CHECKING:
+    import datasets
     from transformers import PreTrainedTokenizerBase
 
 
 _ENTITY = re.compile("&(?:apos|quot|amp|lt|gt|#91|#93|#124);")
+_LOOKED_AT = 20_000  # lines
 # Other marks have a space before them in plain French, too.
 _MARK, _MARK_ALONE = re.compile(r"[.,](?!\S)"), re.compile(r"(?<!\S)[.,](?!\S)")
 
@@ -35,6 +37,11 @@ class MosesTraces:
     def of(cls, texts: Iterable[str]) -> MosesTraces:
         texts = list(texts)
         return cls(len(texts), *(sum(map(bool, map(find.search, texts))) for find in (_MARK, _MARK_ALONE, _ENTITY)))
+
+    @classmethod
+    def of_corpus(cls, pairs: datasets.Dataset, side: Literal["source", "target"]) -> MosesTraces:
+        """Those of at most `_LOOKED_AT` lines of one side, from all over the corpus."""
+        return cls.of(pairs.select(range(0, len(pairs), 1 + len(pairs) // _LOOKED_AT))[side])
 
     @property
     def are_tokenized(self) -> bool:

@@ -155,7 +155,7 @@ def calibrate(row: Mapping[str, Any], folder: Path) -> None:
     """Writes and evaluates a translation model without an update, with γ set where there is a `row_sum`; the record has it."""
     recipe = build_recipe({key: says for key, says in row.items() if key not in ("task", "row_sum")})
     corpus = prepare_corpus(recipe)
-    model = build_model(recipe, corpus.tokenizer)
+    model = build_model(recipe, corpus.config)
     pairs = corpus.encoded["train"].shuffle(seed=recipe.training.seed).select(range(64))
     pairs = pairs.select_columns(["input_ids", "labels"]).with_format("torch")
     gamma = None if row["row_sum"] is None else set_gamma(model, pairs, row["row_sum"])
@@ -163,7 +163,8 @@ def calibrate(row: Mapping[str, Any], folder: Path) -> None:
     corpus.tokenizer.save_pretrained(folder)
     write_json(folder / "trainer_state.json", {"log_history": []})
     for split in recipe.evaluation.splits:
-        evaluate_split(recipe, split, Translator.from_pretrained(folder, num_beams=recipe.evaluation.num_beams))
+        translator = Translator.from_pretrained(folder, num_beams=recipe.evaluation.num_beams)
+        evaluate_split(recipe, split, translator, corpus.read[split])
     record = {**run_record(None, recipe.name, recipe.training.seed), "updates": 0, "gamma": gamma}
     write_json(folder / RECORD_FILE, record)
 

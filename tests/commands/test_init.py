@@ -94,7 +94,7 @@ def test_few_pairs_are_read_twenty_times_and_many_for_five_thousand_updates():
             TRAIN,
             "'tatoeba': no such folder here, and no model of the package (tatoeba-de-en, tatoeba-en-de)",
         ),
-        ("bert", TRAIN, "--base: 'bert' is a 'bert' model, and a ReLUFormer for translation is needed"),
+        ("bert", TRAIN, "--base: bert: is a 'bert' model, and a ReLUFormer for translation is needed"),
     ],
 )
 def test_a_base_of_another_kind_is_refused(corpus, capsys, tmp_path, model, files, named):

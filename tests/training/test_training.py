@@ -2,6 +2,8 @@
 
 import json
 import re
+from collections import Counter
+from functools import partial
 
 import pytest
 import torch
@@ -10,11 +12,14 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from reluformer.commands import main as cli
 from reluformer.commands.train import train_and_document as train
+from reluformer.configuration import recipe_parser
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import load_recipe, parse_recipe
+from reluformer.training.run import model_building, preparation
 from reluformer.training.run.checkpoints import RUN_STATE_FILE
 from reluformer.training.run.model_building import run_tokenizer
 from reluformer.training.run.run_folder import CARD_FILE, RECIPE_FILE, RECORD_FILE
+from reluformer.training.scoring import evaluation
 from reluformer.training.train import _mean_target_tokens
 from reluformer.translating.translation import Translator
 
@@ -81,6 +86,27 @@ def test_a_run_leaves_everything_in_its_folder(recipe_file, capsys):
     assert model.config.vocab_size == len(tokenizer)
     assert (model.config.pad_token_id, model.config.decoder_start_token_id, model.config.eos_token_id) == (0, 1, 2)
     assert torch.equal(model.get_input_embeddings().weight, model.lm_head.weight)
+
+
+def test_on_its_way_a_recipe_is_checked_and_each_split_read_once(recipe_file, monkeypatch):
+    """The model's configuration is built twice: before the corpus is read, to find mistakes, and for the tokenizer."""
+    counts = Counter()
+    for module, name in (
+        (recipe_parser, "check_recipe"),
+        (model_building, "build_config"),
+        (preparation, "build_config"),
+        (preparation, "load_split"),
+        (evaluation, "load_split"),
+    ):
+        counted = partial(count_calls, counts, name, getattr(module, name))
+        monkeypatch.setattr(module, name, counted)
+    train(load_recipe(recipe_file))
+    assert counts == {"check_recipe": 1, "build_config": 2, "load_split": 3}
+
+
+def count_calls(counts, name, function, *arguments):
+    counts[name] += 1
+    return function(*arguments)
 
 
 def test_a_run_that_was_interrupted_goes_on_and_ends_as_if_it_had_not_been(recipe_file, tmp_path, at_log, capsys):

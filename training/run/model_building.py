@@ -6,7 +6,6 @@ import contextlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import datasets
 import torch
@@ -21,8 +20,8 @@ from reluformer.records.progress import say
 from reluformer.training.data.tokenization import train_tokenizer
 from reluformer.translating.loading import (
     changed_config,
-    load_model_config,
     load_tokenizer,
+    load_translation_config,
     load_weights,
     require_embeddings,
 )
@@ -58,7 +57,9 @@ def build_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase | None = Non
     attn_implementation = fields.pop("attn_implementation", None)
     if recipe.initialize_from is not None:
         with keyed("initialize_from"):
-            checkpoint = _checkpoint_config(recipe.initialize_from, tokenizer)
+            checkpoint = load_translation_config(recipe.initialize_from)
+            if tokenizer is not None:
+                require_embeddings(recipe.initialize_from, tokenizer, checkpoint.vocab_size)
         with keyed("model"):
             config = changed_config(checkpoint, fields)
     else:
@@ -75,17 +76,6 @@ def build_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase | None = Non
             f"{config.max_position_embeddings}; lower the first or raise the second"
         )
     config._attn_implementation = attn_implementation
-    return config
-
-
-def _checkpoint_config(path_or_hub_id: str, tokenizer: PreTrainedTokenizerBase | None) -> ReLUFormerConfig:
-    """That of a ReLUFormer for translation with such a tokenizer; a `UserError` where it is another kind of model."""
-    config: Any = load_model_config(path_or_hub_id)
-    if not isinstance(config, ReLUFormerConfig):
-        advice = f"run `reluformer convert --from {path_or_hub_id} --to FOLDER` if it is a Marian"
-        raise UserError(f"{path_or_hub_id}: is a {config.model_type!r} model, and a ReLUFormer is needed; {advice}")
-    if tokenizer is not None:
-        require_embeddings(path_or_hub_id, tokenizer, config.vocab_size)
     return config
 
 
@@ -115,9 +105,12 @@ def require_trainable(recipe: Recipe) -> None:
             rate(updates)  # its formula behind the warm-up
 
 
-def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> ReLUFormerForConditionalGeneration:
-    """A new model with weights drawn from the recipe's seed, or with those of `initialize_from`; errors of [`build_config`]."""
-    config = build_config(recipe, tokenizer)
+def build_model(recipe: Recipe, config: ReLUFormerConfig) -> ReLUFormerForConditionalGeneration:
+    """A new model of a [`build_config`], with weights drawn from the recipe's seed or with those of `initialize_from`.
+
+    Raises:
+        UserError: weights that do not fit the configuration, or a size for which there is no memory.
+    """
     set_seed(recipe.training.seed)
     if recipe.initialize_from is None:
         with keyed("model"):

@@ -9,6 +9,7 @@ from pathlib import Path
 import datasets
 from transformers import PreTrainedTokenizerBase
 
+from reluformer import ReLUFormerConfig
 from reluformer.configuration.recipe import Recipe
 from reluformer.records.progress import say
 from reluformer.records.records import write_json
@@ -23,10 +24,13 @@ from reluformer.translating.moses import MosesStep, MosesTraces
 
 @dataclass(frozen=True)
 class PreparedCorpus:
-    """`pairs` are the plain text of each split, sentences or packed documents; of validation, those to translate during training.
-    `encoded` are the token ids of the training and validation splits."""
+    """`config` is the model's, which fits the tokenizer. `read` are the splits as they were read, with their reports. `pairs` are
+    the plain text of each split, sentences or packed documents; of validation, those to translate during training. `encoded` are
+    the token ids of the training and validation splits."""
 
     tokenizer: PreTrainedTokenizerBase
+    config: ReLUFormerConfig
+    read: dict[str, tuple[datasets.Dataset, CorpusReport]]
     pairs: dict[str, datasets.Dataset]
     encoded: dict[str, datasets.Dataset]
 
@@ -42,18 +46,21 @@ def prepare_corpus(recipe: Recipe, resume_from: Path | None = None) -> PreparedC
     learned = ["train"] if recipe.training.eval_strategy == "no" else ["train", "validation"]
     # What is evaluated when training is over is read now: its faults are found before the first update.
     splits = [*learned, *(split for split in recipe.evaluation.splits if split not in learned)]
-    pairs, encoded, reports = {}, {}, []
+    encoded, reports = {}, []
 
     def told(report: CorpusReport) -> None:
         reports.append(dataclasses.asdict(report))
         say(report.summary())
 
+    read = {}
     for split in splits:
-        pairs[split], report = load_split(data, split)
-        told(report)
+        read[split] = load_split(data, split)
+        told(read[split][1])
+    pairs = {split: rows for split, (rows, _) in read.items()}
     _tell_of_tokenized_text(recipe, pairs["train"])
     tokenizer = run_tokenizer(recipe, pairs["train"], resume_from)
-    positions = build_config(recipe, tokenizer).max_position_embeddings
+    config = build_config(recipe, tokenizer)
+    positions = config.max_position_embeddings
     max_length = positions if data.packing else data.max_length
     # The other processes find in the cache what the first one has encoded.
     with recipe.training.main_process_first(desc="token ids"):
@@ -77,17 +84,14 @@ def prepare_corpus(recipe: Recipe, resume_from: Path | None = None) -> PreparedC
         pairs["validation"] = first_encoded_pairs(pairs["validation"], tokenizer, **first)
     if recipe.training.should_save:
         write_json(recipe.run_folder / "corpus_report.json", reports)
-    return PreparedCorpus(tokenizer, pairs, encoded)
-
-
-_LOOKED_AT = 10_000  # pairs
+    return PreparedCorpus(tokenizer, config, read, pairs, encoded)
 
 
 def _tell_of_tokenized_text(recipe: Recipe, pairs: datasets.Dataset) -> None:
     """Of entities alone: without them, the usual BLEU of tokenised text is hardly another one."""
     if recipe.data.text != "plain":
         return
-    traces = MosesTraces.of(pairs.select(range(min(_LOOKED_AT, len(pairs))))["target"])
+    traces = MosesTraces.of_corpus(pairs, "target")
     if traces.are_tokenized and traces.entities:
         say(
             f"train: Moses seems to have tokenised the target ({traces}), and data.text says plain: BLEU will be too high; set "

@@ -18,20 +18,25 @@ from reluformer.configuration.recipe import Recipe
 from reluformer.configuration.scores import SCORES, SCORES_IN_TRAINING
 from reluformer.records.progress import say
 from reluformer.records.records import run_record, write_json
-from reluformer.training.data.corpus import load_split
+from reluformer.training.data.corpus import CorpusReport, load_split
 from reluformer.training.data.documents import PackedDocuments, pack_split
 from reluformer.training.scoring.metrics import describe_scores, score_documents, score_translations
 from reluformer.translating.translation import Translator
 
 
-def evaluate_split(recipe: Recipe, split: str, translator: Translator) -> dict[str, Any]:
+def evaluate_split(
+    recipe: Recipe, split: str, translator: Translator, read: tuple[datasets.Dataset, CorpusReport] | None = None
+) -> dict[str, Any]:
     """Translates and scores a split, prints scores and samples, writes both into the run folder; see `evaluate`.
 
     A line of the corpus is translated as a whole, whatever the translator does with a text of several sentences.
+
+    read: what `load_split` has returned of the split; None: it is read now.
     """
     translator = translator.with_options(split="none")
-    pairs, report = load_split(recipe.data, split)
-    say(report.summary())
+    pairs, report = load_split(recipe.data, split) if read is None else read
+    if read is None:
+        say(report.summary())
     if recipe.data.packing is not None:
         pairs = pack_split(recipe.data, split, pairs, translator.tokenizer)
         say(pairs.report.summary())

@@ -3,13 +3,12 @@
 import json
 from types import SimpleNamespace
 
+import datasets
 import pytest
-from transformers import Seq2SeqTrainingArguments
 
 from reluformer.analysis import attention_maps
 from reluformer.commands.train import _draw_attention
 from reluformer.configuration.errors import UserError
-from reluformer.configuration.recipe import DataConfig, ParallelFiles, Recipe
 from reluformer.configuration.recipe_parser import parse_recipe
 from reluformer.training.data.demo_corpus import demo_pairs
 from reluformer.training.run.preparation import prepare_corpus
@@ -68,18 +67,11 @@ def test_what_encoding_skips_is_not_translated_in_validation(arguments):
 def test_the_attention_map_is_of_a_readable_pair_where_there_is_one(tmp_path, monkeypatch, lengths, drawn):
     """A word is two tokens, and the model has 64 positions."""
     texts = [" ".join(["a"] * length) for length in lengths]
-    for side in ("source", "target"):
-        (tmp_path / side).write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
-    files = ParallelFiles(source=str(tmp_path / "source"), target=str(tmp_path / "target"))
-    recipe = Recipe(
-        name="map",
-        data=DataConfig(source_language="de", target_language="en", train=files, test=files),
-        training=Seq2SeqTrainingArguments(output_dir=str(tmp_path), use_cpu=True),
-    )
+    pairs = datasets.Dataset.from_dict({"source": texts, "target": texts})
     tokenizer, seen = demo_tokenizer(100), []
     monkeypatch.setattr(attention_maps, "plot_attention_map", lambda *given, **options: seen.append(given[2]))
     model = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=64))
-    _draw_attention(FinishedRun(recipe, model, tokenizer, [], {}), tmp_path / "map.png")
+    _draw_attention(FinishedRun(None, model, tokenizer, [], {}, pairs), tmp_path / "map.png")
     assert [len(text.split()) for text in seen] == [drawn]
 
 

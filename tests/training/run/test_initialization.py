@@ -11,7 +11,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from reluformer import ReLUFormerConfig
 from reluformer.commands.train import train_and_document as train
 from reluformer.configuration.errors import UserError
-from reluformer.configuration.recipe_parser import RECIPES_FOLDER, load_recipe
+from reluformer.configuration.recipe_parser import RECIPES_FOLDER, load_recipe, parse_recipe
 from reluformer.training.conversion import convert
 from reluformer.training.run.model_building import build_config, build_model
 from reluformer.translating.loading import changed_config, load_model_config, load_weights
@@ -74,11 +74,11 @@ def test_the_recipe_adapts_a_converted_marian(marian_recipe, tmp_path):
 def test_training_starts_with_the_weights_of_the_checkpoint(marian_recipe, tmp_path):
     recipe = load_recipe(RECIPES_FOLDER / "finetune_from_marian.yaml", marian_recipe)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "start")
-    model = build_model(recipe, tokenizer)
+    model = build_model(recipe, build_config(recipe, tokenizer))
     start = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "start").state_dict()
     assert all(torch.equal(tensor, start[name]) for name, tensor in model.state_dict().items())
     recipe.model["attention_output_norm"] = "layer_norm"
-    model = build_model(recipe, tokenizer)
+    model = build_model(recipe, build_config(recipe, tokenizer))
     assert torch.equal(model.model.encoder.layers[0].self_attn.output_norm.weight, torch.ones(16))
     tokenizer.add_tokens(["<new>"])
     with pytest.raises(UserError, match="do not belong together"):
@@ -110,7 +110,8 @@ def test_mistakes_are_found_before_the_corpus_is_read(recipe_file, tmp_path):
     assert "follows from the tokenizer" in refusal(**started, model={"vocab_size": 50})
     assert 'attn_implementation="fused"' in refusal(**started, model={"attn_implementation": "fused"})
     wanted = load_recipe(recipe_file).tokenizer
-    assert "tokenizer: comes with the model" in refusal(**started, tokenizer=wanted)
+    with pytest.raises(UserError, match="tokenizer: comes with the model"):
+        parse_recipe(["--config", str(recipe_file), "--initialize_from", started["initialize_from"]])
     # the conversion had no tokenizer to copy
     recipe = load_recipe(recipe_file)
     recipe.initialize_from, recipe.tokenizer, recipe.model = started["initialize_from"], type(wanted)(), {}
