@@ -276,20 +276,26 @@ def measured_attention() -> dict[str, str]:
 
 
 def attention_table() -> str:
-    """Attention alone, training with the regulariser's statistics and inference without, by length and processor."""
+    """Attention alone by length, a table for each processor: training with the regulariser's statistics, inference without."""
     kinds = [("training", WITH_STATISTICS, BOTH), ("inference", PLAIN, FORWARD)]
-    columns, header = [], ["length"]
+    tables = []
     for file, name in measured_attention().items():
-        for task, ours, which in kinds:
-            for dtype in DTYPES:
-                columns.append(attention_cells(file, ours, which, dtype))
-                header.append(f"{name}: {task}, {dtype}")
-    lengths = sorted({length for column in columns for length in column})
-    rows = (
-        [f"{length:,}", *(f"{column[length]['median']:.2f}" if length in column else "–" for column in columns)]
-        for length in lengths
-    )
-    return "\n".join(table(header, rows, numbers=True)) + "\n"
+        columns = {
+            f"{task}, {dtype}": attention_cells(file, ours, which, dtype)
+            for task, ours, which in kinds
+            for dtype in DTYPES
+        }
+        columns = {label: cells for label, cells in columns.items() if cells}
+        lengths = sorted({length for cells in columns.values() for length in cells})
+        rows = (
+            [
+                f"{length:,}",
+                *(f"{cells[length]['median']:.2f}" if length in cells else "–" for cells in columns.values()),
+            ]
+            for length in lengths
+        )
+        tables.append("\n".join(table((f"{name}: tokens", *columns), rows, numbers=True)) + "\n")
+    return "\n".join(tables)
 
 
 def better_threads(file: str, inputs: str | None = None) -> dict[str, list[float]]:

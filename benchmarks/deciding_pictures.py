@@ -284,9 +284,12 @@ def speed_by_length() -> Path:
         ):
             for dtype, line in zip(DTYPES, ("-", "--"), strict=True):
                 cells = deciding.attention_cells(file, ours, which, dtype)
-                ratios = [cell["median"] for cell in cells.values()]
-                axes.plot(list(cells), ratios, line, color=color, marker=marker, markersize=5, label=f"{task}, {dtype}")
-        _title(axes, f"Attention alone: {name}")
+                if cells:  # of this type
+                    ratios = [cell["median"] for cell in cells.values()]
+                    axes.plot(
+                        list(cells), ratios, line, color=color, marker=marker, markersize=5, label=f"{task}, {dtype}"
+                    )
+        _title(axes, f"Attention alone\n{name}")
         _by_log_length(axes, sorted(deciding.attention_cells(file, PLAIN, FORWARD, "float32")))
         axes.legend(frameon=False, fontsize=8.5)
     _whole_models(whole)
@@ -308,7 +311,7 @@ def _whole_models(axes: Axes) -> None:
             "as Llama": "language model as Llama",
         }[kind]
         axes.plot(lengths, ratios, color=color, marker=marker, markersize=6, label=f"{words}, {rows[0][1]}")
-    _title(axes, "Training a whole model, float32")
+    _title(axes, "Training whole models\nfloat32")
     _by_log_length(axes, (49, 196, 784, 4096))
     axes.legend(frameon=False, fontsize=8.5)
 

@@ -149,6 +149,15 @@ def test_the_highest_speed_of_training_is_the_one_with_attention_dropout():
     assert all(ratios["training", "float32"] > 1 for _, _, ratios in rows)
 
 
+def test_from_what_length_attention_is_faster_is_what_the_caption_says():
+    assert "faster than softmax from 128 tokens on, most of all when training in bfloat16" in DECIDING
+    for file in deciding.measured_attention():
+        for ours, which in (("fused+S+T", "forward+backward"), ("fused", "forward")):
+            for dtype in ("float32", "bfloat16"):
+                cells = deciding.attention_cells(file, ours, which, dtype)
+                assert all(cell["median"] > 1 for length, cell in cells.items() if length >= 128), (file, which, dtype)
+
+
 def test_attention_on_a_gpu_is_told_with_and_without_what_the_default_training_needs():
     measured = json.loads((ROOT / "benchmarks/results/gpu/attention.json").read_text(encoding="utf-8"))
     cells = [cell["ms"]["forward+backward"] for cell in measured["cells"]]
