@@ -75,7 +75,7 @@ def _lines(log_history: LogHistory, title: str, labels: Mapping[str, str]) -> di
         points = [(step, factor * value) for step, value in values]
         same = next((other for other, of_other in lines.items() if of_other == points), None)
         if same is not None:
-            lines[f"{same} and {label}"] = lines.pop(same)
+            lines[f"{same} and\n{label}"] = lines.pop(same)  # two lines leave more of the panel free
         elif points:
             lines[label] = points
     return lines
@@ -88,9 +88,9 @@ def _is_number(value: object) -> bool:
 def _draw(axes: Axes, title: str, lines: Mapping[str, Points]) -> None:
     for (name, points), (color, style) in zip(lines.items(), _LOOKS, strict=False):
         # The eye cannot read tenths of a score off an axis. A line through few points needs marks to be seen.
-        label = f"{name}: {points[-1][1]:.4g} at the end"
-        marker = "o" if len(points) <= 30 else None
+        label = f"{name}, last {points[-1][1]:.4g}"
+        marker = "o" if len(points) <= 12 else None
         axes.plot(*zip(*points, strict=True), label=label, color=color, linestyle=style, marker=marker, markersize=3)
     axes.set_title(title, fontsize=10)
     finish(axes)
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(frameon=False, fontsize=8, borderpad=0.2, handlelength=1.6)

@@ -47,7 +47,7 @@ def draw_plot(plot: Plot, study: Study, outcomes: Mapping[str, Outcome], folder:
     _finish(axes, plot, study, sorted({x for seeds in lines.values() for x in seeds}))
     several = [ys for seeds in lines.values() for ys in seeds.values()] + list(levels.values())
     _name_marks(axes, has_band=any(len(ys) > 1 for ys in several))
-    (path,) = save(canvas, folder / plot.file)
+    (path,) = save(canvas, folder / plot.file, plot.title)
     return path
 
 
@@ -79,13 +79,12 @@ def _finish(axes: Axes, plot: Plot, study: Study, places: list[float]) -> None:
         else:
             axes.xaxis.set_major_locator(FixedLocator(places))
             axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter("{x:,g}")
+    axes.xaxis.set_major_formatter("{x:,g}")
     if plot.x_max is not None:
         axes.set_xlim(0, plot.x_max)
     axes.set_xlabel(plot.x_label, fontsize=9)
     label = plot.y_label or (plot.y.replace("_", " ") if plot.table else study.figures[plot.y].label)
     axes.set_ylabel(label, fontsize=9)
-    axes.set_title(plot.title, fontsize=10)
     finish(axes)
 
 

@@ -166,7 +166,7 @@ def _tally(loaded: Loaded, verdicts: Verdicts) -> list[str]:
 def _study(
     name: str, study: Study, outcomes: Mapping[str, Outcome], verdicts: Sequence[Verdict], path: Path, size: str
 ) -> list[str]:
-    lines = [f"### {study.title}", "", f"{study.source.strip()} (`--study {name}`)", "", *_tables(study, outcomes), ""]
+    lines = [f"### {study.title}", "", study.source.strip(), "", f"Study `{name}`:", "", *_tables(study, outcomes), ""]
     lines += [line for text in _scored_on(study, outcomes) for line in (text, "")]
     if verdicts:
         header = ["our expectation" if study.ours else "the paper's claim", "verdict", "figures"]

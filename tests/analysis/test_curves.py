@@ -29,15 +29,15 @@ def lines_of(panels):
 
 def test_every_figure_of_the_log_is_drawn_over_updates(tmp_path, monkeypatch):
     assert lines_of(drawn(LOG, tmp_path / "new" / "curve.png", monkeypatch)) == {
-        "cross-entropy, nats per target token": {"training: 3.9 at the end": [(10, 4.9), (20, 3.9)]},
+        "cross-entropy, nats per target token": {"training, last 3.9": [(10, 4.9), (20, 3.9)]},
         "loss, nats per target token": {
-            "training: 4 at the end": [(10, 5.0), (20, 4.0)],
-            "validation: 3.8 at the end": [(20, 3.8)],
+            "training, last 4": [(10, 5.0), (20, 4.0)],
+            "validation, last 3.8": [(20, 3.8)],
         },
-        "scores on the validation set, of 100": {"BLEU: 12.5 at the end": [(20, 12.5)]},
-        "regulariser, $L_{reg}$ (Eq. 7)": {"training: 1 at the end": [(10, 2.0), (20, 1.0)]},
-        "dead rows, %": {"training: 50 at the end": [(20, 50.0)]},
-        "learning rate": {"learning rate: 0.0001 at the end": [(10, 1e-4)]},
+        "scores on the validation set, of 100": {"BLEU, last 12.5": [(20, 12.5)]},
+        "regulariser, $L_{reg}$ (Eq. 7)": {"training, last 1": [(10, 2.0), (20, 1.0)]},
+        "dead rows, %": {"training, last 50": [(20, 50.0)]},
+        "learning rate": {"learning rate, last 0.0001": [(10, 1e-4)]},
     }
 
 
@@ -46,7 +46,7 @@ def test_nothing_is_drawn_twice(tmp_path, monkeypatch):
             "eval_chrf": 2 * step} for step in (10, 20)]  # fmt: skip
     lines = lines_of(drawn(log, tmp_path / "a.png", monkeypatch))
     assert list(lines) == ["cross-entropy, nats per target token", "scores on the validation set, of 100"]
-    assert list(lines.popitem()[1]) == ["BLEU and lower-cased BLEU: 20 at the end", "chrF: 40 at the end"]
+    assert list(lines.popitem()[1]) == ["BLEU and\nlower-cased BLEU, last 20", "chrF, last 40"]
 
 
 def test_lines_of_a_panel_are_told_apart(tmp_path, monkeypatch):
