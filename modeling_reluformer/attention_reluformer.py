@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
+import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -182,6 +184,35 @@ def scale_of_rows(
     if gamma is None:
         return scale
     return scale / gamma.to(scale.dtype).view(-1, 1) if isinstance(gamma, Tensor) else scale.div_(gamma)
+
+
+def check_row_scale(scaling: str, gamma: object, alpha: object, prefix: str = "") -> None:
+    """Refuses an unknown scaling, and a gamma or alpha out of its range; None and tensors of gamma pass.
+
+    prefix: of their names in the message, such as "attention_" for the fields of a configuration.
+
+    Raises:
+        ValueError: what was given and what was expected.
+    """
+    if scaling not in ATTENTION_SCALINGS:
+        raise ValueError(f"{prefix}scaling={scaling!r} is unknown; choose one of {', '.join(ATTENTION_SCALINGS)}.")
+    if gamma is not None and not isinstance(gamma, Tensor) and not (is_number(gamma) and 0 < gamma < math.inf):
+        raise ValueError(f"{prefix}gamma={described(gamma)} must be a finite number above 0.")
+    if alpha is not None and not (is_number(alpha) and 0 <= alpha <= LARGEST_ALPHA):
+        raise ValueError(f"{prefix}alpha={described(alpha)} must be a number from 0 to {LARGEST_ALPHA}.")
+
+
+def is_number(value: object) -> bool:
+    """Whether it is one real number: of Python or numpy, or a size that a compiled graph does not know yet."""
+    return isinstance(value, (int, float, torch.SymInt, torch.SymFloat, numbers.Real))
+
+
+def described(value: object) -> str:
+    """What a message says of an argument: dtype and shape of a tensor, else the value, or its type where it is long."""
+    if isinstance(value, Tensor):
+        return f"{value.dtype} {tuple(value.shape)}"
+    text = repr(value)
+    return text if len(text) <= 40 and "\n" not in text else f"a {type(value).__name__}"
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

@@ -13,13 +13,12 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import logging
 
 from .attention_reluformer import (
-    ATTENTION_SCALINGS,
     DEFAULT_ALPHA,
     DEFAULT_GAMMA,
-    LARGEST_ALPHA,
     NON_NEGATIVE,
     NORMALIZED,
     POINTWISE,
+    check_row_scale,
 )
 from .loss_reluformer import DEFAULT_ENTROPY_MARGIN, LossParts
 
@@ -70,7 +69,6 @@ _RULES: dict[str, Callable[[float], bool]] = {
     "lie in [0, 1)": lambda number: 0 <= number < 1,
     "lie in (0, 1]": lambda number: 0 < number <= 1,
     "lie in [0, 1]": lambda number: 0 <= number <= 1,
-    f"lie in [0, {LARGEST_ALPHA}]": lambda number: 0 <= number <= LARGEST_ALPHA,
     "be a finite number above 0": lambda number: 0 < number < math.inf,
     "be a finite number of at least 0": lambda number: 0 <= number < math.inf,
     "be at least 1": lambda number: number >= 1,
@@ -202,12 +200,10 @@ class AttentionConfig(PreTrainedConfig):
         if self.regularization_weight is None:
             by_the_paper = self.attention_activation == "relu" and self.attention_scaling == "variance"
             self.regularization_weight = DEFAULT_REGULARIZATION_WEIGHT if by_the_paper else 0.0
-        self.require_choice("attention_scaling", ATTENTION_SCALINGS)
+        check_row_scale(self.attention_scaling, self.attention_gamma, self.attention_alpha, prefix="attention_")
         self.require_choice("attention_output_norm", ("none", "layer_norm", "gated_rms"))
         self._check_combinations()
-        self.require(f"lie in [0, {LARGEST_ALPHA}]", "attention_alpha")
         self.require("lie in [0, 1]", "entropy_margin")
-        self.require("be a finite number above 0", "attention_gamma")
         self.require("be a finite number of at least 0", "regularization_weight")
         self.require("lie in (0, 1]", "regularization_share")
 

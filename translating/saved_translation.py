@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from reluformer.modeling_reluformer.attention_reluformer import ATTENTION_SCALINGS, LARGEST_ALPHA
+from reluformer.modeling_reluformer.attention_reluformer import check_row_scale
 from reluformer.modeling_reluformer.compiled.library import library
 from reluformer.translating.fast_translation import SavedModel, reason_against
 from reluformer.translating.shipped import located
@@ -158,13 +158,11 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("skip_logits", "use_cache"), _is_flag),
     **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "label_smoothing"), _is_share),
     **dict.fromkeys(("regularization_weight", "ffn_l1_weight", "ffn_threshold"), _is_weight),
-    "attention_gamma": lambda value: _is_weight(value) and value > 0,
-    "attention_alpha": lambda value: _is_number(value) and 0 <= value <= LARGEST_ALPHA,
+    **dict.fromkeys(("attention_gamma", "attention_alpha"), _is_number),  # their ranges: `check_row_scale`
     "entropy_margin": lambda value: _is_number(value) and 0 <= value <= 1,
     "ffn_temperature": lambda value: _is_number(value) and value == 1,
     **dict.fromkeys(("init_std", "activation_sparsity_pattern"), lambda value: value is None or _is_number(value)),
-    "attention_scaling": lambda value: value in ATTENTION_SCALINGS,
-    **dict.fromkeys(("attention_activation", "attention_output_norm"), _is_any),
+    **dict.fromkeys(("attention_scaling", "attention_activation", "attention_output_norm"), _is_any),
     **dict.fromkeys(("activation_function", "ffn_output_norm", "ffn_top_k"), _is_any),
     "is_encoder_decoder": lambda value: value is True,
     "model_type": lambda value: value == "reluformer",
@@ -185,7 +183,8 @@ def _has_known_fields(config: _Settings) -> bool:
 
 
 def _is_sound(config: _Settings) -> bool:
-    """Whether the fields go together."""
+    """Whether the fields go together; a `ValueError` for a row scale that `ReLUFormerConfig` refuses, too."""
+    check_row_scale(config.attention_scaling, config.attention_gamma, config.attention_alpha)
     is_softmax = config.attention_activation == "softmax"
     tokens = config.pad_token_id, config.bos_token_id, config.decoder_start_token_id
     attentions = config.encoder_layers + 2 * config.decoder_layers

@@ -21,13 +21,15 @@ from ..attention_reluformer import (
     POINTWISE,
     AttentionResult,
     Visibility,
+    described,
+    is_number,
     reference_attention,
     scale_of_rows,
     wide,
 )
 from ..loss_reluformer import DEFAULT_ENTROPY_MARGIN, row_entropy, row_penalty
 from .attention import relu_attention
-from .specification import check_scaling, described, is_number, shape_of
+from .specification import check_scaling, shape_of
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,13 @@ compiled/attention/); a loop that cannot refuses it by name, or leaves the call 
 
 from __future__ import annotations
 
-import numbers
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..attention_reluformer import ATTENTION_SCALINGS, LARGEST_ALPHA, NON_NEGATIVE, POINTWISE, Visibility
+from ..attention_reluformer import NON_NEGATIVE, POINTWISE, Visibility, check_row_scale, described, is_number
 
 STATISTICS = ("none", "sum", "sum+entropy")
 
@@ -145,22 +144,9 @@ SCHEMA = ", ".join(f"{_TYPES.get(field.type, field.type)} {field.name}" for fiel
 TENSOR_COUNT = sum(field.type == "Tensor | None" for field in fields(Specification))
 
 
-def is_number(value: object) -> bool:
-    """Whether it is one real number: of Python or numpy, or a size that a compiled graph does not know yet."""
-    return isinstance(value, (int, float, torch.SymInt, torch.SymFloat, numbers.Real))
-
-
 def shape_of(value: object) -> tuple[int, ...] | None:
     """The shape of a tensor; None for anything else."""
     return tuple(value.shape) if isinstance(value, Tensor) else None
-
-
-def described(value: object) -> str:
-    """What a message says of an argument: dtype and shape of a tensor, else the value, or its type where it is long."""
-    if isinstance(value, Tensor):
-        return f"{value.dtype} {tuple(value.shape)}"
-    text = repr(value)
-    return text if len(text) <= 40 and "\n" not in text else f"a {type(value).__name__}"
 
 
 def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -199,14 +185,9 @@ def check_scaling(scaling: str, gamma: float | Tensor | None, alpha: float | Non
     Raises:
         ValueError: an unknown scaling, a value out of its range, or one that the scaling does not use.
     """
-    if scaling not in ATTENTION_SCALINGS:
-        raise ValueError(f"scaling={scaling!r} is unknown; choose one of {', '.join(ATTENTION_SCALINGS)}.")
+    check_row_scale(scaling, gamma, alpha)
     for name, value, its_scaling in (("gamma", gamma, "variance"), ("alpha", alpha, "length")):
         if value is not None and scaling != its_scaling:
             raise ValueError(
                 f"{name} belongs to scaling={its_scaling!r}, and scaling is {scaling!r}: leave {name} out, or scaling."
             )
-    if gamma is not None and not isinstance(gamma, Tensor) and not (is_number(gamma) and 0 < gamma < float("inf")):
-        raise ValueError(f"gamma={described(gamma)} must be a finite number above 0.")
-    if alpha is not None and not (is_number(alpha) and 0 <= alpha <= LARGEST_ALPHA):
-        raise ValueError(f"alpha={described(alpha)} must be a number from 0 to {LARGEST_ALPHA:g}.")
