@@ -1,8 +1,9 @@
 """A translator from a folder without Transformers, of which the import takes longer than a short translation.
 
-It takes what `save_pretrained` writes of a model that `FastTranslationModel` computes, and of a tokenizer that is nothing but its
-tokenizer.json. For anything else `quick_translator` is None, and Transformers loads the folder, with its own messages. That is so
-for a folder with another file, an unknown field, or a value that `ReLUFormerConfig` would refuse.
+It takes what `save_pretrained` writes of a model that `FastTranslationModel` computes, and of a tokenizer that is
+nothing but its tokenizer.json. For anything else `quick_translator` is None, and Transformers loads the folder, with
+its own messages. That is so for a folder with another file, an unknown field, or a value that `ReLUFormerConfig` would
+refuse.
 """
 
 from __future__ import annotations
@@ -146,7 +147,8 @@ def _is_any(value: Any) -> bool:
     return True
 
 
-# Every field that `ReLUFormerConfig` writes into config.json, and which values are read here; `reason_against` limits some more.
+# Every field that `ReLUFormerConfig` writes into config.json, and which values are read here; `reason_against` limits
+# some more.
 _FIELDS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("vocab_size", "decoder_vocab_size", "d_model", "max_position_embeddings"), _is_size),
     **dict.fromkeys(("encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"), _is_size),
@@ -200,7 +202,8 @@ def _is_sound(config: _Settings) -> bool:
 
 
 def _is_sound_generation(generation: _Settings) -> bool:
-    """Whether generation_config.json holds no value that `GenerationConfig` refuses; what is served says `reason_against`."""
+    """Whether generation_config.json holds no value that `GenerationConfig` refuses; what is served says
+    `reason_against`."""
     values = vars(generation)
     are_tokens = all(_is_token(values.get(name)) for name in ("pad_token_id", "bos_token_id"))
     limits = (values.get(name) for name in ("max_new_tokens", "max_length", "num_beams"))
