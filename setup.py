@@ -1,11 +1,12 @@
-"""One import package: the folder `training` of the repository is `reluformer.training`, by a link in `reluformer/`, and so on.
+"""One import package: the folder `training` of the repository is `reluformer.training`, by a link in `reluformer/`, and
+so on.
 
 Metadata: pyproject.toml.
 
-The compiled attention is built into the package where the build can import torch, which it can with `--no-build-isolation`:
-an isolated build would fetch a second torch, perhaps of another version. The package then fits this kind of processor, and
-its compiled attention this version of torch. RELUFORMER_COMPILED=0 leaves it out, 1 makes its absence an error. An editable
-install leaves it to the first use.
+The compiled attention is built into the package where the build can import torch, which it can with
+`--no-build-isolation`: an isolated build would fetch a second torch, perhaps of another version. The package then fits
+this kind of processor, and its compiled attention this version of torch. RELUFORMER_COMPILED=0 leaves it out, 1 makes
+its absence an error. An editable install leaves it to the first use.
 """
 
 import importlib.util
@@ -70,7 +71,8 @@ class WheelForAnyPython(bdist_wheel):
 
 
 def description_for_pypi() -> str:
-    """README.md, whose links lead into the repository, with their whole addresses: PyPI shows it without the repository."""
+    """README.md, whose links lead into the repository, with their whole addresses: PyPI shows it without the
+    repository."""
     project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
     address = project["urls"]["Repository"]
     readme = Path("README.md").read_text(encoding="utf-8")

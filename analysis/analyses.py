@@ -1,4 +1,5 @@
-"""The analyses of `reluformer analyze`: what each needs, and the function that takes it. The command's help follows from them."""
+"""The analyses of `reluformer analyze`: what each needs, and the function that takes it. The command's help follows
+from them."""
 
 from __future__ import annotations
 

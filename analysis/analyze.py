@@ -1,4 +1,5 @@
-"""`reluformer analyze`: the wanted analyses of a model, each with its files: a table as JSON and as CSV, and pictures."""
+"""`reluformer analyze`: the wanted analyses of a model, each with its files: a table as JSON and as CSV, and
+pictures."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ Rows = list[dict[str, Any]]
 class Measured:
     """The numbers of an analysis, and how they are drawn.
 
-    table: rows with the same columns. summary: one line for a person. draw: called with a path and a title, returns the pictures
-    that it wrote. notes: what a reader must know, one sentence each.
+    table: rows with the same columns. summary: one line for a person. draw: called with a path and a title, returns the
+    pictures that it wrote. notes: what a reader must know, one sentence each.
     """
 
     table: Rows
@@ -57,8 +58,8 @@ def analyze(options: AnalysisOptions) -> Analysed:
     Of `all`, one that cannot be taken of the model is left out with a note.
 
     Raises:
-        UserError: options that do not fit together, files or a model that cannot be read, a model of which an analysis cannot
-            be taken.
+        UserError: options that do not fit together, files or a model that cannot be read, a model of which an analysis
+            cannot be taken.
     """
     if options.output is None and not Path(options.model).is_dir():
         raise UserError("--output: missing; without a model's folder, say where to write the results")

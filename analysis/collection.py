@@ -30,9 +30,9 @@ _OUTPUTS = {ENCODER_SELF: "encoder_attentions", DECODER_SELF: "decoder_attention
 class Batch:
     """What a model is run on.
 
-    inputs: the arguments of its call. labels: what each row of logits is to predict, (batch, length), -100 for nothing; None of
-    pictures. real: by stack, "encoder" and "decoder", boolean (batch, length), True for tokens that are no padding; a stack that
-    is missing has none.
+    inputs: the arguments of its call. labels: what each row of logits is to predict, (batch, length), -100 for nothing;
+    None of pictures. real: by stack, "encoder" and "decoder", boolean (batch, length), True for tokens that are no
+    padding; a stack that is missing has none.
     """
 
     inputs: dict[str, Any]
@@ -41,7 +41,8 @@ class Batch:
 
 
 class AttentionRows(NamedTuple):
-    """Attention weights (rows, heads, keys) of real queries, and boolean (rows, keys) which keys they see. layer: from 0."""
+    """Attention weights (rows, heads, keys) of real queries, and boolean (rows, keys) which keys they see. layer: from
+    0."""
 
     module: str
     layer: int
@@ -52,8 +53,8 @@ class AttentionRows(NamedTuple):
 class BlockRows(NamedTuple):
     """What a feed-forward block computed for real tokens.
 
-    activations: (tokens, neurons), what the last projection multiplies. update: (tokens, features), what is added to the
-    residual, after the block's own norm. inputs: (tokens, features), what the block reads.
+    activations: (tokens, neurons), what the last projection multiplies. update: (tokens, features), what is added to
+    the residual, after the block's own norm. inputs: (tokens, features), what the block reads.
     """
 
     block: FeedForward
@@ -68,7 +69,8 @@ def attention_rows(model: PreTrainedModel, batches: Iterable[Batch]) -> Iterator
     A query of a decoder belongs to the step that predicts the label at its place.
 
     Raises:
-        UserError: a model that returns no weights, or weights that do not fit the keys it is taken to see: n_i would be wrong.
+        UserError: a model that returns no weights, or weights that do not fit the keys it is taken to see: n_i would be
+            wrong.
     """
     names = _OUTPUTS if model.config.is_encoder_decoder else {f"{stack_of(model)}_self": "attentions"}
     for batch in batches:
@@ -82,14 +84,15 @@ def attention_rows(model: PreTrainedModel, batches: Iterable[Batch]) -> Iterator
                 real = weights.transpose(1, 2)[rows]
                 if layer == 0 and bool(((real != 0) & ~visible.unsqueeze(1)).any()):
                     raise UserError(
-                        f"{model.config.model_type}: {module} attention has weight on padding or on later tokens, so the "
-                        "number of visible keys is not known; only causal decoders with masked padding can be read"
+                        f"{model.config.model_type}: {module} attention has weight on padding or on later tokens, so "
+                        "the number of visible keys is not known; only causal decoders with masked padding can be read"
                     )
                 yield AttentionRows(module, layer, real, visible)
 
 
 def visible_keys(module: str, batch: Batch, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Which queries are real, boolean (batch, queries), and for these in order which keys they see, boolean (rows, keys).
+    """Which queries are real, boolean (batch, queries), and for these in order which keys they see, boolean (rows,
+    keys).
 
     weights: (batch, heads, queries, keys).
     """
@@ -156,7 +159,8 @@ def _real_tokens(states: Tensor, block: FeedForward, batch: Batch) -> Tensor:
 
 @torch.inference_mode()
 def forward(model: PreTrainedModel, batch: Batch, **options: bool) -> ModelOutput:
-    """One pass over a batch in evaluation mode and "eager" attention, which returns weights; the model is left as it was."""
+    """One pass over a batch in evaluation mode and "eager" attention, which returns weights; the model is left as it
+    was."""
     training, implementation = model.training, model.config._attn_implementation
     model.eval()
     model.set_attn_implementation("eager")

@@ -27,7 +27,8 @@ PANELS: dict[str, dict[str, str]] = {
     "learning rate": {"learning_rate": "learning rate"},
 }
 _CROSS_ENTROPY, _LOSS, _, _, _, _DEAD_ROWS, _ = PANELS
-# Neither of ReLU nor of softmax: what is drawn here may have either. Lines that lie close to each other differ in style too.
+# Neither of ReLU nor of softmax: what is drawn here may have either. Lines that lie close to each other differ in style
+# too.
 _LOOKS = ((BLACK, "-"), (TEAL, "--"), (PURPLE, "-."), (OLIVE, ":"), (WINE, (0, (5, 1, 1, 1, 1, 1))))
 _COLUMNS, _HEIGHT = 2, 2.3  # panels in a row; inches of each
 
@@ -35,7 +36,8 @@ _COLUMNS, _HEIGHT = 2, 2.3  # panels in a row; inches of each
 def plot_training_curve(log_history: LogHistory, path: Path) -> bool:
     """Draws whatever of losses, scores, regulariser, dead rows and learning rate the log holds, over updates.
 
-    The loss has no panel where the log has the cross-entropy: it is the sum of that and the regulariser, which has its own.
+    The loss has no panel where the log has the cross-entropy: it is the sum of that and the regulariser, which has its
+    own.
 
     Args:
         log_history: entries of `TrainerState.log_history`: "step" and any of the keys of `PANELS`.
@@ -65,7 +67,8 @@ def plot_training_curve(log_history: LogHistory, path: Path) -> bool:
 
 
 def _lines(log_history: LogHistory, title: str, labels: Mapping[str, str]) -> dict[str, Points]:
-    """The points of every key that has a number somewhere in the log, by its label; equal ones are one line with both labels."""
+    """The points of every key that has a number somewhere in the log, by its label; equal ones are one line with both
+    labels."""
     factor = 100 if title == _DEAD_ROWS else 1
     lines: dict[str, Points] = {}
     for key, label in labels.items():

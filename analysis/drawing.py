@@ -1,9 +1,9 @@
 """What the pictures have in common: colours, axes over layers and positions, heat maps.
 
-ReLU and softmax have one colour each, wherever they are shown, on the page too. They can be told apart with every common kind of
-colour blindness (after Okabe and Ito's palette), and nothing else is drawn in them. Of a heat map, three kinds of cells never
-look alike: a weight of exactly 0 is white, the smallest weight above it is clearly coloured, and a key that a query does not see
-is grey.
+ReLU and softmax have one colour each, wherever they are shown, on the page too. They can be told apart with every
+common kind of colour blindness (after Okabe and Ito's palette), and nothing else is drawn in them. Of a heat map, three
+kinds of cells never look alike: a weight of exactly 0 is white, the smallest weight above it is clearly coloured, and a
+key that a query does not see is grey.
 """
 
 from __future__ import annotations
@@ -145,8 +145,8 @@ def draw_positions(
 ) -> list[Path]:
     """Lines over the groups of positions of a table, whose first row is of all tokens.
 
-    panels: one below the other: the name of the vertical axis, and in it the columns with their labels. where: name of the
-    horizontal axis. A column `<name>_error` is drawn as the error bars of `<name>`.
+    panels: one below the other: the name of the vertical axis, and in it the columns with their labels. where: name of
+    the horizontal axis. A column `<name>_error` is drawn as the error bars of `<name>`.
     """
     figure = new_figure(6.4, 4.8)
     names = [row["positions"] for row in rows[1:]]
@@ -207,7 +207,8 @@ def draw_heat_maps(
 
 
 def weight_scale(maps: Sequence[Tensor], color: str) -> ScalarMappable:
-    """The colours of the weights of maps that are to be compared; negative ones, as those of gelu, are shades of grey."""
+    """The colours of the weights of maps that are to be compared; negative ones, as those of gelu, are shades of
+    grey."""
     highest = max(float(each.abs().max()) for each in maps) or 1.0
     ramp = [(0.0, shade(color, 0.72)), (0.5, color), (1.0, shade(color, -0.6))]
     if min(float(each.min()) for each in maps) >= 0:

@@ -1,7 +1,8 @@
-"""The analyses `entropy`, row statistics of attention, and `entropy-share`, the entropy of every head as a share of its maximum.
+"""The analyses `entropy`, row statistics of attention, and `entropy-share`, the entropy of every head as a share of its
+maximum.
 
-Arxiv 2410.09637 reads its heads by quarters of the maximum: many in the last quarter of the early layers is its "entropic
-overload".
+Arxiv 2410.09637 reads its heads by quarters of the maximum: many in the last quarter of the early layers is its
+"entropic overload".
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ def entropy(subject: Subject) -> Measured:
 def entropy_table(rows: Iterable[AttentionRows]) -> Rows:
     """One row for the model and for each module, layer and head: means over query rows of real tokens.
 
-    entropy: H of the weights normalised to sum 1, in nats; dead rows, with S = 0, count as 0, as in training, and not in
-    entropy_of_live_rows. uniform_entropy: log n_i, of equal weights on the n_i visible keys. zero_fraction: exact zeros among the
-    weights of visible keys. row_sum: S.
+    entropy: H of the weights normalised to sum 1, in nats; dead rows, with S = 0, count as 0, as in training, and not
+    in entropy_of_live_rows. uniform_entropy: log n_i, of equal weights on the n_i visible keys. zero_fraction: exact
+    zeros among the weights of visible keys. row_sum: S.
 
     Args:
         rows: of attention, whose weights need not be normalised.
@@ -84,15 +85,16 @@ def _means(sums: dict[str, float]) -> dict[str, Any]:
 def _entropy_of_rows(
     what: str, module: str, layer: int, weights: Tensor, visible: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The weights in float64, 0 where they are hidden; entropy (rows, heads) of the rows normalised to sum 1, and their sums S.
+    """The weights in float64, 0 where they are hidden; entropy (rows, heads) of the rows normalised to sum 1, and their
+    sums S.
 
     A row with S = 0 has entropy 0.
     """
     weights = torch.where(visible.unsqueeze(1), weights, 0.0).double()
     if bool((weights < 0).any()):
         raise UserError(
-            f"{what}: {module} attention, layer {layer + 1} has negative weights, its rows are no distributions; attention-maps "
-            "can show those of translation models"
+            f"{what}: {module} attention, layer {layer + 1} has negative weights, its rows are no distributions; "
+            "attention-maps can show those of translation models"
         )
     row_sum = weights.sum(dim=-1)
     shares = weights / torch.where(row_sum == 0, 1.0, row_sum).unsqueeze(-1)
@@ -109,9 +111,9 @@ def entropy_share(subject: Subject) -> Measured:
 def share_table(rows: Iterable[AttentionRows]) -> Rows:
     """One row for the model and for each module, layer and head; arguments and errors as of `entropy_table`.
 
-    entropy_share: mean of H / log n_i over the rows that see at least two keys, and whose weights are all numbers; a dead row
-    counts as 0. quarter_1 to quarter_4: share of the heads whose entropy_share lies in each quarter of [0, 1]. nan_count: weights
-    of visible keys that are NaN.
+    entropy_share: mean of H / log n_i over the rows that see at least two keys, and whose weights are all numbers; a
+    dead row counts as 0. quarter_1 to quarter_4: share of the heads whose entropy_share lies in each quarter of [0, 1].
+    nan_count: weights of visible keys that are NaN.
     """
     sums = HeadSums()
     for module, layer, weights, visible in rows:

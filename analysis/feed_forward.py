@@ -10,7 +10,8 @@ from transformers.pytorch_utils import Conv1D
 
 from reluformer.configuration.errors import UserError
 
-# Names of the first projection (of two beside each other one) and the last: OPT, Marian, ViT and ours; Llama; T5; GPT-2; BERT.
+# Names of the first projection (of two beside each other one) and the last: OPT, Marian, ViT and ours; Llama; T5;
+# GPT-2; BERT.
 _PROJECTIONS = (
     ("fc1", "fc2"),
     ("up_proj", "down_proj"),
@@ -22,7 +23,8 @@ _PROJECTIONS = (
 
 
 class FeedForward(NamedTuple):
-    """One block: the rows of `keys` (W_1) are the keys, the columns of `values` (W_2) the value slots; of a Conv1D the reverse.
+    """One block: the rows of `keys` (W_1) are the keys, the columns of `values` (W_2) the value slots; of a Conv1D the
+    reverse.
 
     stack: "encoder" or "decoder". layer: from 0. norm: the layer norm on the result (Table 1), or None.
     """
@@ -40,7 +42,8 @@ class FeedForward(NamedTuple):
 
 
 def feed_forward_blocks(model: PreTrainedModel) -> list[FeedForward]:
-    """The blocks of encoder and decoder in order, or of a model that is one stack alone, found by the names of their projections.
+    """The blocks of encoder and decoder in order, or of a model that is one stack alone, found by the names of their
+    projections.
 
     Raises:
         UserError: a stack without any, or a mixture of experts, of which not all blocks would be found.
@@ -52,7 +55,8 @@ def feed_forward_blocks(model: PreTrainedModel) -> list[FeedForward]:
 
 
 def stack_of(model: PreTrainedModel) -> str:
-    """What the one stack of a model that is no encoder-decoder is called: that of a classifier of pictures "encoder"."""
+    """What the one stack of a model that is no encoder-decoder is called: that of a classifier of pictures
+    "encoder"."""
     return "encoder" if model.main_input_name == "pixel_values" else "decoder"
 
 

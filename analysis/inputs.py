@@ -1,4 +1,5 @@
-"""What an analysis reads: pairs of lines, packed documents, the test split of a run, one stream of tokens, or pictures."""
+"""What an analysis reads: pairs of lines, packed documents, the test split of a run, one stream of tokens, or
+pictures."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ from reluformer.translating.loading import load_model_and_tokenizer, load_model_
 from reluformer.translating.readers import is_unicode, text_file, text_lines
 from reluformer.translating.translation import Translator, device_of
 
-# Tokens of a batch, padding included; weights of one head and layer, such as those of a single pair of 1,024 tokens; pictures.
+# Tokens of a batch, padding included; weights of one head and layer, such as those of a single pair of 1,024 tokens;
+# pictures.
 BATCH_TOKENS, BATCH_WEIGHTS, BATCH_PICTURES = 2_048, 2**20, 32
 # Of a context, where neither the user nor the model says less.
 MOST_CONTEXT = 1_024
@@ -48,12 +50,14 @@ Pair = tuple[list[int], list[int]]  # token ids of the source, and labels
 class AnalysisOptions:
     """What `analyze` is asked for.
 
-    what: names out of `ANALYSES`, or `all`: those that can be taken of the model and its input. model: folder or Hub id.
-    output: folder; None: `analysis` in the model's folder. text: file of source lines, or any text for a decoder-only model;
-    None: for the folder of a run, its test split. target_text: file of their translations; None: the model's own. documents:
-    file that names the document of each line; the lines of one are then packed to texts of at most max_length tokens, by default
-    the model's positions. context: tokens of a context of a decoder-only model; None: its positions, at most 1,024. images: for a
-    classifier, a folder of pictures. device: None: a GPU if there is one.
+    what: names out of `ANALYSES`, or `all`: those that can be taken of the model and its input. model: folder or Hub
+        id.
+    output: folder; None: `analysis` in the model's folder. text: file of source lines, or any text for a decoder-only
+        model;
+    None: for the folder of a run, its test split. target_text: file of their translations; None: the model's own.
+    documents: file that names the document of each line; the lines of one are then packed to texts of at most
+    max_length tokens, by default the model's positions. context: tokens of a context of a decoder-only model; None: its
+    positions, at most 1,024. images: for a classifier, a folder of pictures. device: None: a GPU if there is one.
     """
 
     what: Sequence[str]
@@ -72,9 +76,10 @@ class AnalysisOptions:
 class Subject:
     """What the analyses are taken of.
 
-    has: the last of `NEEDS` that is there. pairs: token ids of an encoder-decoder's input; documents: what they were packed of.
-    batches: a pass over the input, on the model's device. facts: what every result says of the input. notes: what a reader must
-    know, one sentence each.
+    has: the last of `NEEDS` that is there. pairs: token ids of an encoder-decoder's input; documents: what they were
+        packed of.
+    batches: a pass over the input, on the model's device. facts: what every result says of the input. notes: what a
+    reader must know, one sentence each.
     """
 
     model: PreTrainedModel
@@ -95,7 +100,8 @@ def read_subject(options: AnalysisOptions) -> Subject:
     """Loads the model, and reads what it is to be run on.
 
     Raises:
-        UserError: a model or file that cannot be read; options that do not belong to this kind of model, or not together.
+        UserError: a model or file that cannot be read; options that do not belong to this kind of model, or not
+            together.
     """
     kind, allowed, read = "a translation model", ("text", "target_text", "documents", "max_length"), _read_pairs
     config = load_model_config(options.model)
@@ -161,7 +167,8 @@ def _read_pairs(options: AnalysisOptions) -> Subject:
 
 
 def _read_lines(options: AnalysisOptions) -> tuple[datasets.Dataset, int | None, CorpusReport] | None:
-    """Columns "source", perhaps "target", and "document" where they are to be packed; the limit of packing; what was skipped."""
+    """Columns "source", perhaps "target", and "document" where they are to be packed; the limit of packing; what was
+    skipped."""
     if options.text is not None:
         # One rule for one file and for two: a file beside itself is never misaligned.
         target = options.target_text or options.text
@@ -178,7 +185,8 @@ def _read_lines(options: AnalysisOptions) -> tuple[datasets.Dataset, int | None,
 
 
 def pair_batches(model: PreTrainedModel, pairs: Sequence[Pair]) -> Iterator[tuple[list[int], Batch]]:
-    """All pairs once, the longest first, with the places of a batch's rows in `pairs`; a long pair is a batch of its own."""
+    """All pairs once, the longest first, with the places of a batch's rows in `pairs`; a long pair is a batch of its
+    own."""
     lengths = [max(len(source), len(labels)) for source, labels in pairs]
     order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
     with tqdm(total=len(order), desc="analysing", unit="sentence", leave=False, disable=None) as bar:
@@ -243,7 +251,8 @@ def _read_pictures(options: AnalysisOptions) -> Subject:
 
 
 def _picture_batches(files: list[Path], name: str, model: PreTrainedModel) -> Iterator[Batch]:
-    """All pictures in order, with as many channels as the model takes; a processor wants that of a grey one as a dimension."""
+    """All pictures in order, with as many channels as the model takes; a processor wants that of a grey one as a
+    dimension."""
     processor = AutoImageProcessor.from_pretrained(name, trust_remote_code=False)
     grey = getattr(model.config, "num_channels", 3) == 1
     for start in tqdm(range(0, len(files), BATCH_PICTURES), desc="analysing", unit="batch", leave=False, disable=None):

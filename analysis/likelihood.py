@@ -1,11 +1,13 @@
 """How likely a model holds the given text: the analyses `likelihood`, `context` and `random-context`.
 
-Plain negative log-likelihood: the loss of a training with label smoothing is another number, and ranks models differently.
+Plain negative log-likelihood: the loss of a training with label smoothing is another number, and ranks models
+differently.
 
 Of `context`, each token of a packed document is predicted twice: in its document, and with its sentence alone. Of
-`random-context`, each packed document is cut between two sentences; the tokens behind the cut are predicted in their document,
-and with as many tokens of another document before them, on both sides: texts alike in kind and length, with every token at its
-own position, so that a model which does not fit short texts is not taken for one that reads the document.
+`random-context`, each packed document is cut between two sentences; the tokens behind the cut are predicted in their
+document, and with as many tokens of another document before them, on both sides: texts alike in kind and length, with
+every token at its own position, so that a model which does not fit short texts is not taken for one that reads the
+document.
 """
 
 from __future__ import annotations
@@ -72,13 +74,14 @@ def require_number(what: str, cross_entropy: float) -> None:
     """Raises `UserError` for a cross-entropy of a model that is NaN, as of no token, or infinity."""
     if not math.isfinite(cross_entropy):
         raise UserError(
-            f"{what}: the cross-entropy of the model is {cross_entropy}; it must be a number. Does the text belong to the model, "
-            "and has it two tokens?"
+            f"{what}: the cross-entropy of the model is {cross_entropy}; it must be a number. Does the text belong to "
+            "the model, and has it two tokens?"
         )
 
 
 def groups_of_positions(place: Tensor) -> Iterator[tuple[dict[str, Any], Tensor]]:
-    """All tokens, then each group of positions that has any, 1, 2, 3 to 4, 5 to 8, …: its columns, and which tokens are in it.
+    """All tokens, then each group of positions that has any, 1, 2, 3 to 4, 5 to 8, …: its columns, and which tokens are
+    in it.
 
     place: (tokens,), from 1.
     """
@@ -137,8 +140,8 @@ def _measured(
 def gain_table(within: list[Tensor], otherwise: list[Tensor], column: str) -> Rows:
     """One row for all tokens and one for each group of positions that has any: means over tokens, end tokens left out.
 
-    gain: what the rest of the document is worth, `column` − nll. gain_error: its standard error, the packed documents taken for
-    independent of each other; null for a single one.
+    gain: what the rest of the document is worth, `column` − nll. gain_error: its standard error, the packed documents
+    taken for independent of each other; null for a single one.
 
     Args:
         within: −log p of the tokens of each packed document, (tokens,).
@@ -172,8 +175,8 @@ def random_context(subject: Subject) -> Measured:
     chosen = list(crossings(parts, subject.documents.pairs["document"][:]))
     if not chosen:
         raise UserError(
-            f"random-context: none of the {len(parts)} packed documents has two sentences and another document that is as "
-            "long as its first half; give more documents, or a larger --max_length"
+            f"random-context: none of the {len(parts)} packed documents has two sentences and another document that is "
+            "as long as its first half; give more documents, or a larger --max_length"
         )
     own = [_joined(parts[at]) for at, _, _ in chosen]
     crossed = [_crossed(parts[at], parts[other], cut) for at, cut, other in chosen]
@@ -190,12 +193,13 @@ def random_context(subject: Subject) -> Measured:
 def crossings(parts: list[Sentences], names: list[str]) -> Iterator[tuple[int, int, int]]:
     """For each packed document, where there is one, another of another name that takes the place of its beginning.
 
-    (at, cut, other): the first `cut` sentences of the document `at` give way to the last tokens of the document `other`.
+    (at, cut, other): the first `cut` sentences of the document `at` give way to the last tokens of the document
+    `other`.
 
-    The cut is the last that leaves at most half of the target tokens before it, or that behind the first sentence. The other
-    document has on both sides at least as many tokens as stand before the cut. The others take turns: each is looked for behind
-    the one that was found last, and behind the last from the first again, so that a few long documents, packed in many pieces, do
-    not lend all the others one and the same beginning.
+    The cut is the last that leaves at most half of the target tokens before it, or that behind the first sentence. The
+    other document has on both sides at least as many tokens as stand before the cut. The others take turns: each is
+    looked for behind the one that was found last, and behind the last from the first again, so that a few long
+    documents, packed in many pieces, do not lend all the others one and the same beginning.
     """
     turn = 0
     lengths = [[[len(ids) - 1 for ids in side] for side in zip(*sentences, strict=True)] for sentences in parts]

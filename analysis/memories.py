@@ -28,7 +28,8 @@ def anisotropy(subject: Subject) -> Measured:
 
 
 def anisotropy_table(model: PreTrainedModel) -> Rows:
-    """One row for the model, one for each stack and one for each feed-forward block; of `all` layers, the mean over them.
+    """One row for the model, one for each stack and one for each feed-forward block; of `all` layers, the mean over
+    them.
 
     anisotropy: mean cosine of two different value slots, the rows of W_2, in [-1/(slots - 1), 1].
     """
@@ -81,7 +82,8 @@ def ffn_sparsity(subject: Subject) -> Measured:
 def sparsity_table(rows: Iterable[BlockRows]) -> Rows:
     """One row for each stack and for each of its blocks.
 
-    tokens: real ones. neurons: width of the blocks. nonzero_fraction: share of the activations that are not exactly zero.
+    tokens: real ones. neurons: width of the blocks. nonzero_fraction: share of the activations that are not exactly
+        zero.
     dead_fraction, always_on_fraction: share of the neurons that are zero for every token, and for none.
     """
     tokens: dict[tuple[str, int], int] = {}
@@ -121,8 +123,8 @@ def variance_ratio(subject: Subject) -> Measured:
     kind = subject.model.config.model_type
     if kind not in _POST_NORM:
         raise UserError(
-            f"variance-ratio: {kind} models are not supported, since their residual need not be the feed-forward block's "
-            f"input; it reads {' and '.join(_POST_NORM)} models"
+            f"variance-ratio: {kind} models are not supported, since their residual need not be the feed-forward "
+            f"block's input; it reads {' and '.join(_POST_NORM)} models"
         )
     table = ratio_table(block_rows(subject.model, subject.batches()))
     draw = partial(draw_bars, table, {"variance_ratio": ("Var(FFN out) / Var(residual)", TEAL)}, "ratio")
@@ -132,9 +134,9 @@ def variance_ratio(subject: Subject) -> Measured:
 def ratio_table(rows: Iterable[BlockRows]) -> Rows:
     """One row for the model, one for each stack and one for each layer; of `all` layers, means over them.
 
-    output_variance: variance over the features of what the block adds to the residual, after its layer norm where there is one,
-    mean over tokens. residual_variance: the same of the residual, the block's input. variance_ratio: their ratio. The paper does
-    not say over what its variance is taken.
+    output_variance: variance over the features of what the block adds to the residual, after its layer norm where there
+    is one, mean over tokens. residual_variance: the same of the residual, the block's input. variance_ratio: their
+    ratio. The paper does not say over what its variance is taken.
     """
     variances: dict[tuple[str, int], list[Tensor]] = {}
     for block, _, update, residual in rows:

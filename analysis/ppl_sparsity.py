@@ -1,13 +1,16 @@
-"""The analysis `ppl-sparsity`: how many activations can be dropped until the perplexity rises by 1 % (PPL-1%, arXiv 2411.02335).
+"""The analysis `ppl-sparsity`: how many activations can be dropped until the perplexity rises by 1 % (PPL-1%, arXiv
+2411.02335).
 
-Neuron i adds `a_i w_i` to the output of its block, where `a_i` is its activation and `w_i` its column of the last projection.
-With a threshold e it is dropped where `|a_i| ‖w_i‖ < e`. The cumulative error of tail truncation is the mean over tokens of
+Neuron i adds `a_i w_i` to the output of its block, where `a_i` is its activation and `w_i` its column of the last
+projection. With a threshold e it is dropped where `|a_i| ‖w_i‖ < e`. The cumulative error of tail truncation is the
+mean over tokens of
 
     CETT(e) = ‖Σ_dropped a_i w_i‖ / ‖Σ_all a_i w_i‖
 
-Biases are left out of both norms. One CETT for all blocks is bisected; each block then has the threshold that reaches it on the
-activations of the whole model, searched as in the paper's public code (thunlp/SparsingLaw, MIT). With these thresholds the model
-is run again: what it keeps is the active share, and its perplexity over that of the whole model must stay below 1 + p/100.
+Biases are left out of both norms. One CETT for all blocks is bisected; each block then has the threshold that reaches
+it on the activations of the whole model, searched as in the paper's public code (thunlp/SparsingLaw, MIT). With these
+thresholds the model is run again: what it keeps is the active share, and its perplexity over that of the whole model
+must stay below 1 + p/100.
 """
 
 from __future__ import annotations
@@ -47,8 +50,8 @@ def ppl_sparsity(subject: Subject) -> Measured:
     notes = [f"ppl-sparsity reads the first batch alone, of {read:,} tokens"]
     if found.cett > 1 - 2 * TOLERANCE:
         notes.append(
-            "ppl-sparsity: with the largest thresholds that are searched, the perplexity is not 1 % higher; the figures are "
-            "those of these thresholds, and more may go"
+            "ppl-sparsity: with the largest thresholds that are searched, the perplexity is not 1 % higher; the "
+            "figures are those of these thresholds, and more may go"
         )
     return Measured(table, summary, partial(draw_bars, table, _COLUMNS, "share of the activations"), notes)
 
@@ -73,7 +76,8 @@ class TailTruncation:
         self._errors: dict[int, float] = {}
 
     def threshold(self, cett: float) -> float:
-        """The largest candidate that a bisection finds with at most this CETT; 0, which drops nothing, where there is none."""
+        """The largest candidate that a bisection finds with at most this CETT; 0, which drops nothing, where there is
+        none."""
         least, most = 0, CANDIDATES - 1
         while least < most:
             middle = (least + most) // 2
@@ -99,7 +103,8 @@ def perplexity(nats: float) -> float:
 
 @dataclass(frozen=True)
 class Truncated:
-    """The model at one CETT: of each block its threshold and how many activations it keeps; and its cross-entropy, in nats."""
+    """The model at one CETT: of each block its threshold and how many activations it keeps; and its cross-entropy, in
+    nats."""
 
     cett: float
     thresholds: list[float]
@@ -145,7 +150,8 @@ class SparsitySearch:
         return Truncated(cett, thresholds, [int(each.count_nonzero()) for each in activations], found)
 
     def _run(self) -> tuple[float, list[Tensor]]:
-        """Mean cross-entropy of the model as it is, and of each block the activations (tokens, neurons) behind earlier hooks."""
+        """Mean cross-entropy of the model as it is, and of each block the activations (tokens, neurons) behind earlier
+        hooks."""
         with recorded(self.blocks, self.batch) as rows:
             logits = forward(self.model, self.batch).logits.flatten(0, -2).float()
         nats = cross_entropy(logits, self.batch.labels.flatten(), ignore_index=IGNORED_LABEL)
@@ -160,8 +166,9 @@ def _drop(threshold: float, slot_norms: Tensor, module: nn.Module, inputs: tuple
 def sparsity_table(search: SparsitySearch, found: Truncated) -> Rows:
     """One row for all blocks, and for each block.
 
-    cett: the one CETT allowed to all blocks that the bisection found; a block stays below it where its threshold is the largest
-    searched. active_fraction: share of the activations that are neither zero nor dropped, in the model with all thresholds.
+    cett: the one CETT allowed to all blocks that the bisection found; a block stays below it where its threshold is the
+    largest searched. active_fraction: share of the activations that are neither zero nor dropped, in the model with all
+    thresholds.
     nonzero_fraction: of the whole model. perplexity: with all thresholds, dense_perplexity: without.
     """
 

@@ -1,4 +1,5 @@
-"""The analysis `top-p`: how much of a row's scores its largest elements hold: top-p% score sums (§3.4, Figures 2 and 4)."""
+"""The analysis `top-p`: how much of a row's scores its largest elements hold: top-p% score sums (§3.4, Figures 2 and
+4)."""
 
 from __future__ import annotations
 
@@ -73,8 +74,9 @@ def negative_modules(sums: HeadSums) -> list[str]:
 def top_p_table(sums: HeadSums) -> Rows:
     """One row for each p of each head, layer and module without negative scores; null where no row is live.
 
-    score_sum: mean over the live rows, with a score above 0, of the sum of the largest p% of a row's scores, these normalised to
-    sum 1; where p% of n elements is no whole number, the next element counts with that fraction, so that equal scores give p%.
+    score_sum: mean over the live rows, with a score above 0, of the sum of the largest p% of a row's scores, these
+    normalised to sum 1; where p% of n elements is no whole number, the next element counts with that fraction, so that
+    equal scores give p%.
     """
     rows, left_out = [], [ALL, *negative_modules(sums)]
     for place, found in sums.groups():

@@ -4,7 +4,8 @@
     python -m benchmarks attention --quick       seconds; writes no page, and what it measures means nothing
     python -m benchmarks pages                   the pages alone, from the result files
 
-All contenders of a cell are timed in alternating rounds of one process (see timing.py). On a GPU: python -m benchmarks.gpu --help
+All contenders of a cell are timed in alternating rounds of one process (see timing.py). On a GPU: python -m
+benchmarks.gpu --help
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Attention alone: ReLU attention beside softmax, sparsemax and entmax15, forward, and forward with backward.
 
-Ours are `relu_attention` with each of its statistics. Rivals: softmax in `scaled_dot_product_attention`, and with all their
-weights in memory (eager): softmax, ReLU, sparsemax and entmax15. Queries, keys, values and the gradient of the output are
-independent normal numbers, (batch, heads, length, head_dim), contiguous; the row scale is 1 / (gamma sqrt(n_i / 2)). That ours
-are right is what the tests show.
+Ours are `relu_attention` with each of its statistics. Rivals: softmax in `scaled_dot_product_attention`, and with all
+their weights in memory (eager): softmax, ReLU, sparsemax and entmax15. Queries, keys, values and the gradient of the
+output are independent normal numbers, (batch, heads, length, head_dim), contiguous; the row scale is 1 / (gamma
+sqrt(n_i / 2)). That ours are right is what the tests show.
 
-FlexAttention has only softmax, and no backward pass on a CPU. The score log(ReLU + 1) makes ReLU + 1 of it, over a sum that
-`flex_relu` undoes by a further key, since `return_lse` is not there on a CPU either.
+FlexAttention has only softmax, and no backward pass on a CPU. The score log(ReLU + 1) makes ReLU + 1 of it, over a sum
+that `flex_relu` undoes by a further key, since `return_lse` is not there on a CPU either.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class AttentionCase:
 class AttentionInputs:
     """leaves: query, key, value; they and output_gradient are (batch, heads, length, head_dim).
 
-    visible_keys: n_i, (batch, length). row_scale: (batch, 1, length), float32. mask: boolean (1, 1, length, length) where
-    causal, for the eager rivals; else None.
+    visible_keys: n_i, (batch, length). row_scale: (batch, 1, length), float32. mask: boolean (1, 1, length, length)
+    where causal, for the eager rivals; else None.
     """
 
     leaves: tuple[Tensor, Tensor, Tensor]
@@ -135,8 +135,8 @@ def log_relu(score: Tensor, *place: Tensor) -> Tensor:
 
 
 def flex_relu(case: AttentionCase, inputs: AttentionInputs, compiled: bool = True) -> Forward:
-    """ReLU attention, not causal. The further key has score 0, and value 1 in a feature of its own: there the mean is 1 over the
-    sum of all ReLU + 1. The mean over this, less the sum of v, is the sum of ReLU · v."""
+    """ReLU attention, not causal. The further key has score 0, and value 1 in a feature of its own: there the mean is 1
+    over the sum of all ReLU + 1. The mean over this, less the sum of v, is the sum of ReLU · v."""
 
     def score(value: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return torch.where(key == case.length, 0.0, log_relu(value))
@@ -190,7 +190,8 @@ def statistics_gradients(case: AttentionCase, inputs: AttentionInputs, statistic
 
 
 def cells(quick: bool) -> Iterator[Names]:
-    """Every cell once: one sequence with all rivals; short lengths and other batches; a length of 1, the cost of a call."""
+    """Every cell once: one sequence with all rivals; short lengths and other batches; a length of 1, the cost of a
+    call."""
     shapes = [(1, HEAD_DIM, length) for length in (LENGTHS[:1] if quick else LENGTHS)]
     shapes += itertools.product(*(((4,), (32,), (16,)) if quick else (SHORT_BATCHES, SHORT_HEAD_DIMS, SHORT_LENGTHS)))
     shapes += [] if quick else [(batch, HEAD_DIM, length) for batch, length in LONG_BATCHES]
@@ -204,7 +205,8 @@ def cells(quick: bool) -> Iterator[Names]:
 
 
 def contenders_of(cell: Names) -> tuple[str, ...]:
-    """All rivals where one sequence is timed, as far as they are not too slow to be worth it; few in the other cells."""
+    """All rivals where one sequence is timed, as far as they are not too slow to be worth it; few in the other
+    cells."""
     length = cell["length"]
     if cell["batch"] > 1 or cell["head_dim"] != HEAD_DIM or length < LENGTHS[0]:
         return (PLAIN, WITH_STATISTICS, SDPA, *((EAGER_RELU,) if length <= SHORT_LENGTHS[-1] else ()))

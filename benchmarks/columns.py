@@ -1,4 +1,5 @@
-"""Columns of the tables that pages show of result files, and the sentence above each table: machine, comparison, direction."""
+"""Columns of the tables that pages show of result files, and the sentence above each table: machine, comparison,
+direction."""
 
 from __future__ import annotations
 

@@ -37,8 +37,8 @@ ATTENTION_FILES = {"attention": "", "attention-avx2": ", held to AVX2"}
 class Quoted:
     """A pair of evidence.yaml, as a sentence quotes it.
 
-    `softmax` and `relu`: by how much either is ahead; `low` and `high`: the 95 % interval of softmax's lead; `theirs` and `ours`:
-    mean scores; `seeds` and `p` in words.
+    `softmax` and `relu`: by how much either is ahead; `low` and `high`: the 95 % interval of softmax's lead; `theirs`
+    and `ours`: mean scores; `seeds` and `p` in words.
     """
 
     def __init__(self, name: str) -> None:
@@ -216,7 +216,8 @@ def claims_table() -> str:
 
 
 def overview_rows() -> list[tuple[str, str, dict[tuple[str, str], float]]]:
-    """Model, processor, and by (task, type) how many times as fast a step with ReLU is as that of the class with softmax."""
+    """Model, processor, and by (task, type) how many times as fast a step with ReLU is as that of the class with
+    softmax."""
     rows = []
     for words, inputs in (("short sentences", "multi30k-like"), ("documents of 1,024 tokens", "1,024 tokens")):
         where = {"shape": "wide", "inputs": inputs}
@@ -257,7 +258,8 @@ def overview_table() -> str:
 
 
 def attention_cells(file: str, ours: str, which: str, dtype: str) -> dict[int, Mapping[str, float]]:
-    """Length → how many times as fast attention alone is as softmax (`sdpa`), of batch 1, not causal; empty if not measured."""
+    """Length → how many times as fast attention alone is as softmax (`sdpa`), of batch 1, not causal; empty if not
+    measured."""
     result = read_result(RESULTS / f"{file}-cpu.json")
     wanted = {"dtype": dtype, "pass": which, "causal": False, "batch": 1, "head_dim": HEAD_DIM}
     cells = [] if result is None else result["cells"]
@@ -276,7 +278,8 @@ def measured_attention() -> dict[str, str]:
 
 
 def attention_table() -> str:
-    """Attention alone by length, a table for each processor: training with the regulariser's statistics, inference without."""
+    """Attention alone by length, a table for each processor: training with the regulariser's statistics, inference
+    without."""
     kinds = [("training", WITH_STATISTICS, BOTH), ("inference", PLAIN, FORWARD)]
     tables = []
     for file, name in measured_attention().items():
@@ -299,7 +302,8 @@ def attention_table() -> str:
 
 
 def better_threads(file: str, inputs: str | None = None) -> dict[str, list[float]]:
-    """Type → ours over CTranslate2, each at the number of threads with which it takes the least time; inputs: None takes all."""
+    """Type → ours over CTranslate2, each at the number of threads with which it takes the least time; inputs: None
+    takes all."""
     groups: dict[tuple[Any, ...], list[Cell]] = {}
     for cell in read_result(RESULTS / f"{file}-cpu.json")["cells"]:
         if inputs in (None, cell["inputs"]):
@@ -396,7 +400,8 @@ def gpu_ratios(result: Mapping[str, Any], which: str, ours: str, rival: str) -> 
 
 
 def gpu_training(ours: str) -> list[float]:
-    """Of single sentences and of documents of 1,024 tokens: target tokens a second over those of the class with softmax."""
+    """Of single sentences and of documents of 1,024 tokens: target tokens a second over those of the class with
+    softmax."""
     every = read_result(RESULTS / "gpu/models.json")["cells"]
     cells = [cell for cell in every if cell["cell"]["task"] == "training" and not cell["cell"]["compiled"]]
     speeds = {(cell["cell"]["lengths"], cell["cell"]["model"]): cell["a_second"] for cell in cells}
@@ -417,7 +422,8 @@ def marian_with_and_without_dropout() -> str:
 
 
 def translating_table() -> str:
-    """Ours over CTranslate2: each at its better number of threads, at equal numbers, and where both are held to AVX2."""
+    """Ours over CTranslate2: each at its better number of threads, at equal numbers, and where both are held to
+    AVX2."""
     told = {
         "each at its better number of threads": ("translating", better_threads, SENTENCES),
         "equal numbers of threads": ("translating", equal_threads, SENTENCES),

@@ -1,6 +1,7 @@
 """The pictures of README.md and docs/when_to_use.md, from the result files: `python -m benchmarks.deciding_pictures`.
 
-Each is written to docs/images. Blue is ReLU and orange softmax, as in all pictures; series differ in their markers, too.
+Each is written to docs/images. Blue is ReLU and orange softmax, as in all pictures; series differ in their markers,
+too.
 """
 
 from __future__ import annotations

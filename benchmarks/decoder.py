@@ -1,8 +1,9 @@
-"""Language models: ReLUFormerForCausalLM with ReLU and softmax attention beside GPT-2 and Llama of the library, on a CPU.
+"""Language models: ReLUFormerForCausalLM with ReLU and softmax attention beside GPT-2 and Llama of the library, on a
+CPU.
 
-Ours are converted from the library's model, so that all have its shape and its weights, without dropout. Training is forward,
-backward and AdamW, bfloat16 by autocast. Prefill is a prompt as long as the context, up to its last logits. Generation is
-greedy, with a growing cache that ends at the context; weights are in bfloat16 in the last two.
+Ours are converted from the library's model, so that all have its shape and its weights, without dropout. Training is
+forward, backward and AdamW, bfloat16 by autocast. Prefill is a prompt as long as the context, up to its last logits.
+Generation is greedy, with a growing cache that ends at the context; weights are in bfloat16 in the last two.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ def measure(cell: Names, options: argparse.Namespace) -> Names:
 def build(library: str, sizes: dict[str, int], training: bool, dtype: torch.dtype) -> dict[str, PreTrainedModel]:
     """All contenders by name; ours compute attention as they do by default, the library's by `sdpa`.
 
-    For training, ours are without logits as in `reluformer train`, and with ReLU attention with and without the regulariser,
-    which computes nothing in evaluation.
+    For training, ours are without logits as in `reluformer train`, and with ReLU attention with and without the
+    regulariser, which computes nothing in evaluation.
     """
     theirs = library_model(library, sizes).to(torch.float32 if training else dtype)
     relu = {"attention_activation": "relu"}
@@ -89,7 +90,8 @@ def library_model(library: str, sizes: dict[str, int]) -> PreTrainedModel:
 
 
 def decoding_step(model: PreTrainedModel, prompt: Tensor, new_tokens: int) -> Callable[[], Tensor]:
-    """Greedy generation behind a prompt (rows, tokens) of which the cache holds all but the last token: the sequences."""
+    """Greedy generation behind a prompt (rows, tokens) of which the cache holds all but the last token: the
+    sequences."""
     cache, held = DynamicCache(config=model.config), prompt.shape[1] - 1
     inference_step(model, {"input_ids": prompt[:, :-1], CACHE_NAME: cache, "logits_to_keep": 1}, "float32")()
     batch = {"input_ids": prompt, "attention_mask": torch.ones_like(prompt), CACHE_NAME: cache}

@@ -4,9 +4,9 @@
     python -m benchmarks.doubt models/tatoeba-de-en models/tatoeba-en-de    # about two minutes each
 
 A translation is called bad where its chrF is below 40. The threshold is the highest one such that at least half of the
-translations below it are bad, on Tatoeba's validation pairs. The captions of Multi30k, which chose nothing, show what it does on
-other text. Translations are greedy and by the graphs with 8-bit weights, as on the page. Writes `doubt` of a folder's
-figures.json, and its card.
+translations below it are bad, on Tatoeba's validation pairs. The captions of Multi30k, which chose nothing, show what
+it does on other text. Translations are greedy and by the graphs with 8-bit weights, as on the page. Writes `doubt` of a
+folder's figures.json, and its card.
 """
 
 from __future__ import annotations

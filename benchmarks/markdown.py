@@ -1,4 +1,5 @@
-"""Tables of Markdown. `tabulate` pads every cell to the width of its column, which no generated page here could be read with."""
+"""Tables of Markdown. `tabulate` pads every cell to the width of its column, which no generated page here could be read
+with."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from statistics import fmean
 
 
 def table(header: Iterable[str], rows: Iterable[Iterable[object]], *, numbers: bool = False) -> list[str]:
-    r"""The lines of a table; a `|` in a cell is written as `\|`. numbers: all columns but the first are aligned to the right."""
+    r"""The lines of a table; a `|` in a cell is written as `\|`. numbers: all columns but the first are aligned to the
+    right."""
     header = list(header)
     below = ["---", *["--:" if numbers else "---"] * (len(header) - 1)]
     cells = [header, *([str(cell).replace("|", "\\|") for cell in row] for row in rows)]

@@ -1,4 +1,5 @@
-"""What every result file begins with, and the one form of all benchmarks: cells that are measured one after the other."""
+"""What every result file begins with, and the one form of all benchmarks: cells that are measured one after the
+other."""
 
 from __future__ import annotations
 
@@ -69,8 +70,9 @@ def read_result(path: Path) -> Names | None:
 
 
 def circumstances(options: argparse.Namespace) -> Names:
-    """`run_record` with the machine's memory and its load of the last minute (1 is one busy core), and `environment` (variables
-    that change timing or allocation), `loop` (which loop computes attention, compiled or python), `quick`."""
+    """`run_record` with the machine's memory and its load of the last minute (1 is one busy core), and `environment`
+    (variables that change timing or allocation), `loop` (which loop computes attention, compiled or python),
+    `quick`."""
     record = run_record(f"python -m benchmarks {shlex.join(sys.argv[1:])}", None, options.seed)
     record["machine"]["memory_gb"] = round(psutil.virtual_memory().total / 1e9, 1)
     record["machine"]["load_average"] = round(os.getloadavg()[0], 2)

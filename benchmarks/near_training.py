@@ -1,11 +1,12 @@
-"""How many test sentences are almost in the training text, and what a model of models/ scores on these and on the others.
+"""How many test sentences are almost in the training text, and what a model of models/ scores on these and on the
+others.
 
     python -m benchmarks.tatoeba_split                                             # data/tatoeba → runs/tatoeba
     python -m benchmarks.near_training models/tatoeba-de-en models/tatoeba-en-de   # about a minute each
 
-A test sentence is near where a training sentence is the same but for one word at most, which may be another, missing, or one
-more. Case and white space make no difference, and punctuation belongs to its word. Writes `near_training` of a folder's
-figures.json, and the section of its card.
+A test sentence is near where a training sentence is the same but for one word at most, which may be another, missing,
+or one more. Case and white space make no difference, and punctuation belongs to its word. Writes `near_training` of a
+folder's figures.json, and the section of its card.
 """
 
 from __future__ import annotations

@@ -63,7 +63,8 @@ def _goal_row(title: str, goals: list[Mapping[str, Any]], results: Mapping[str, 
 
 
 def _cells_of(goal: Mapping[str, Any], result: Result | None) -> Iterator[tuple[float, Mapping[str, Any]]]:
-    """The cells that a goal is about, each with the speedup over the fastest of its rivals. goals.yaml says what a goal is."""
+    """The cells that a goal is about, each with the speedup over the fastest of its rivals. goals.yaml says what a goal
+    is."""
     for cell in () if result is None else result["cells"]:
         speedups = [cell["speedups"].get(goal["ours"], {}).get(rival) for rival in goal["rivals"]]
         if None not in speedups and all(cell[name] in values for name, values in goal["where"].items()):
@@ -79,9 +80,10 @@ def origin(result: Result, file: str) -> list[str]:
     minutes = f", {result['seconds'] / 60:.1f} minutes" if "seconds" in result else ""
     lines = [
         f"Measured on {result['date'][:10]} by `{result['command']}` (commit {commit}{minutes}) on {machine['cpu']}: "
-        f"{threads} threads, {machine['usable_cores']} cores, {machine['memory_gb']:.0f} GB, load {machine['load_average']:.1f} "
-        f"before the start; PyTorch {versions['torch']}, Transformers {versions['transformers']}, Python {machine['python']}"
-        f"{f', with {variables}' if variables else ''}. Values: [{file}-cpu.json](results/{file}-cpu.json).",
+        f"{threads} threads, {machine['usable_cores']} cores, {machine['memory_gb']:.0f} GB, load "
+        f"{machine['load_average']:.1f} before the start; PyTorch {versions['torch']}, Transformers "
+        f"{versions['transformers']}, Python {machine['python']}{f', with {variables}' if variables else ''}. Values: "
+        f"[{file}-cpu.json](results/{file}-cpu.json).",
     ]
     return ["**A quick run, to try the programs: its values mean nothing.**", "", *lines] if result["quick"] else lines
 

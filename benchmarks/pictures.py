@@ -51,7 +51,8 @@ def attention_by_length(result: Result, path: Path) -> Path:
 
 
 def translating_beside_rival(result: Result, path: Path) -> Path:
-    """ReLUFormer over CTranslate2 by model, each at its better number of threads: a dot for each search, batch and text."""
+    """ReLUFormer over CTranslate2 by model, each at its better number of threads: a dot for each search, batch and
+    text."""
     ratios = better_thread_ratios(result)
     shapes = list(dict.fromkeys(names[0] for names in ratios))
     batches = list(dict.fromkeys(names[1:] for names in ratios))

@@ -1,10 +1,12 @@
-"""What a model scores on text as people write it: in one case, without a full stop, several sentences in a line, ae for ä.
+"""What a model scores on text as people write it: in one case, without a full stop, several sentences in a line, ae for
+ä.
 
     python -m benchmarks.robustness tatoeba-de-en                 # data/tatoeba, some minutes
     python -m benchmarks.robustness runs/mine --pairs 300
 
-Translates the validation pairs of Tatoeba and their variants with five beams, and writes results/robustness-NAME.json. A variant
-changes all sources and no reference. BLEU of lower-cased text, so that a model is not blamed for the case that its source lacks.
+Translates the validation pairs of Tatoeba and their variants with five beams, and writes results/robustness-NAME.json.
+A variant changes all sources and no reference. BLEU of lower-cased text, so that a model is not blamed for the case
+that its source lacks.
 """
 
 from __future__ import annotations

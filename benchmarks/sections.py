@@ -1,4 +1,5 @@
-"""What ATTENTION.md, MODELS.md and SPARSE.md show of each result file: small tables, a picture where one would rather look."""
+"""What ATTENTION.md, MODELS.md and SPARSE.md show of each result file: small tables, a picture where one would rather
+look."""
 
 from __future__ import annotations
 
@@ -78,9 +79,13 @@ def attention(result: Result) -> Iterator[str]:
 
 
 def _short_lengths(result: Result) -> Iterator[str]:
-    """Over the faster of two rivals: the lowest, the median and the highest over batches, widths of heads, causal or not."""
+    """Over the faster of two rivals: the lowest, the median and the highest over batches, widths of heads, causal or
+    not."""
     yield from ("", "### Short sequences")
-    what = "ReLU attention over the faster of softmax (SDPA) and ReLU with all weights in memory, for batches of 1, 4 and 64"
+    what = (
+        "ReLU attention over the faster of softmax (SDPA) and ReLU with all weights in memory, for batches of 1, 4 and "
+        "64"
+    )
     yield from said(result, f"{what}, heads of 32 and 64, causal or not: median (lowest to highest). {FASTER}")
     rows = []
     for length in SHORT_LENGTHS:
@@ -107,8 +112,8 @@ MEMORY = {
     "decoder": "A language model of width {hidden_size} with {num_hidden_layers} layers, loss without logits",
 }
 HOW_MEMORY = (
-    "Each value comes from a process of its own: the peak of its memory in one training step, less what it held before the step. "
-    "Linux counts it in pages, to about 1 MB."
+    "Each value comes from a process of its own: the peak of its memory in one training step, less what it held before "
+    "the step. Linux counts it in pages, to about 1 MB."
 )
 
 
@@ -178,8 +183,9 @@ def translating(result: Result, picture: str | None = None) -> Iterator[str]:
     if instruction_set := result["settings"].get("instruction_set"):
         yield f"PyTorch, oneDNN, MKL, CTranslate2 and our own loops were all held to {instruction_set}."
     yield (
-        "Both programs have the same number of threads in the tables by model. With few sentences, CTranslate2 is often faster "
-        "with one thread than with two, so the first table takes each program at its better number where both were measured."
+        "Both programs have the same number of threads in the tables by model. With few sentences, CTranslate2 is "
+        "often faster with one thread than with two, so the first table takes each program at its better number where "
+        "both were measured."
     )
     if picture:
         yield from ("", f"![Speed of translating beside CTranslate2](results/{picture})")
@@ -222,9 +228,9 @@ def at_better_threads(result: Result) -> Iterator[str]:
 
 def types(result: Result) -> Iterator[str]:
     yield (
-        "The models that come with the package translate Multi30k's test split, 1,000 sentences, in one thread. A type changes a "
-        "translation where two continuations are close. In float32, the few differences are translations that do not end: "
-        "`generate` cuts them at 128 tokens, and the `Translator` at 16 more than twice the source's."
+        "The models that come with the package translate Multi30k's test split, 1,000 sentences, in one thread. A type "
+        "changes a translation where two continuations are close. In float32, the few differences are translations "
+        "that do not end: `generate` cuts them at 128 tokens, and the `Translator` at 16 more than twice the source's."
     )
     yield from said(result, "BLEU: higher is better. CPU seconds: lower is better")
     rows = []
@@ -269,8 +275,8 @@ WAYS = {
 def trained(result: Result) -> Iterator[str]:
     state, twin, settings = result["states"][-1], result["twin"], result["settings"]
     yield (
-        "A language model of Python sources with ReLU and a gate in its feed-forward networks, trained with an L1 weight. "
-        "Its twin has SiLU instead, and no zeros. Both were scored on held-out text."
+        "A language model of Python sources with ReLU and a gate in its feed-forward networks, trained with an L1 "
+        "weight. Its twin has SiLU instead, and no zeros. Both were scored on held-out text."
     )
     yield from said(result, "Perplexity: lower is better")
     rows = [["ReLU, L1 weight", f"{state['perplexity']:.3f}", f"{100 * state['zeros']:.1f} %"]]
@@ -301,7 +307,9 @@ def _way(name: str) -> str:
 
 
 def zeros_models(result: Result) -> Iterator[str]:
-    yield "Weights are new, and a bias makes the zeros. A prompt is short, so that nearly all time is that of new tokens."
+    yield (
+        "Weights are new, and a bias makes the zeros. A prompt is short, so that nearly all time is that of new tokens."
+    )
     yield from ("", "![Speed of skipping zeros beside PyTorch](results/sparse-models-cpu.png)")
     facts = [Column("zeros", lambda cell: f"{100 * cell['measured_zeros']:.1f} %"), fact("beams"), fact("threads")]
     for (shape,), cells in groups(result["cells"], "shape").items():

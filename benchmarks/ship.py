@@ -1,11 +1,12 @@
-"""Makes a folder of models/ of a finished run: what its repository on the Hub would hold but for the model's code, with a card
-of measured figures.
+"""Makes a folder of models/ of a finished run: what its repository on the Hub would hold but for the model's code, with
+a card of measured figures.
 
     python -m benchmarks.ship --run runs/tatoeba_de_en --twin runs/tatoeba_de_en_softmax --output models/tatoeba-de-en
 
-A folder that is there already keeps its files, and is measured anew. Where `python -m benchmarks.javascript` has installed
-transformers.js, that is measured, too. Without the runs, the ONNX graphs of a folder that is there are made anew from its
-weights, and what depends on them is measured, with the test split of `python -m benchmarks.tatoeba_split`:
+A folder that is there already keeps its files, and is measured anew. Where `python -m benchmarks.javascript` has
+installed transformers.js, that is measured, too. Without the runs, the ONNX graphs of a folder that is there are made
+anew from its weights, and what depends on them is measured, with the test split of `python -m
+benchmarks.tatoeba_split`:
 
     python -m benchmarks.ship --output models/tatoeba-de-en
 
@@ -151,8 +152,8 @@ def _compact_tokenizer(folder: Path) -> None:
 
 
 def _settle_config(folder: Path) -> None:
-    """Lets config.json say float32, though the weights are stored in bfloat16: the Auto classes compute in what it says. It
-    names no code, since the folder has none."""
+    """Lets config.json say float32, though the weights are stored in bfloat16: the Auto classes compute in what it
+    says. It names no code, since the folder has none."""
     path = folder / "config.json"
     settings = json.loads(path.read_text(encoding="utf-8")) | {"dtype": "float32"}
     del settings["auto_map"]
@@ -263,8 +264,8 @@ def seconds_of_a_sentence(folder: Path, translator: Translator, texts: list[str]
 
 
 def beside_javascript(graphs: Path, texts: list[str], idle: bool) -> dict[str, Any]:
-    """By the name of the place: (source, Python's, JavaScript's) where they differ, and on an idle machine the seconds of a
-    sentence."""
+    """By the name of the place: (source, Python's, JavaScript's) where they differ, and on an idle machine the seconds
+    of a sentence."""
     if not javascript.INSTALLED.is_dir():
         return {}
     wanted, found = javascript.in_python(graphs, texts), {}
@@ -301,7 +302,8 @@ def write_card(run: Path, folder: Path, figures: dict[str, Any]) -> None:
 
 
 def of_a_published_copy(card: str, folder: Path) -> str:
-    """The card with a copy on the Hub where it tells of loading without the package: the folder itself holds no code."""
+    """The card with a copy on the Hub where it tells of loading without the package: the folder itself holds no
+    code."""
     return card.replace(f'"{folder.as_posix()}", trust_remote_code', f'"your-name/{folder.name}", trust_remote_code')
 
 
@@ -321,8 +323,8 @@ def near_training_words(figures: dict[str, Any]) -> str:
     share = 100 * found["near"] / found["sentences"]
     scores = f"{found['bleu_near']:.1f} BLEU with 5 beams, and {found['bleu_others']:.1f} on the others"
     return (
-        f"\nTatoeba has many sentences that are almost alike. {share:.0f} % of the test sources are those of a training pair\n"
-        f"but for one word at most; on these this model has {scores}.\n"
+        f"\nTatoeba has many sentences that are almost alike. {share:.0f} % of the test sources are those of a "
+        f"training pair\nbut for one word at most; on these this model has {scores}.\n"
     )
 
 
@@ -344,8 +346,8 @@ def doubt_words(figures: dict[str, Any]) -> str:
         sentences.append("On {}, {} are below it, and {} of those are bad, where {} of all are.".format(text, *shares))
     meaning = f"Bad means a chrF below {measured['bad_below_chrf']}."
     return (
-        f"\nA translation whose tokens have a mean log-probability below {measured['threshold']:.2f} is doubtful (8-bit graphs,\n"
-        f"greedy; `Translator(…, scores=True)` gives it). {meaning} {' '.join(sentences)}\n"
+        f"\nA translation whose tokens have a mean log-probability below {measured['threshold']:.2f} is doubtful "
+        f"(8-bit graphs,\ngreedy; `Translator(…, scores=True)` gives it). {meaning} {' '.join(sentences)}\n"
     )
 
 
@@ -393,7 +395,8 @@ def _seconds(figures: dict[str, Any]) -> str:
     machine = f"{figures['machine']['cpu']}, {figures['machine']['torch_threads']} threads"
     return (
         f"{_table(['way to translate', 'seconds a sentence'], rows, numbers=True)}\n\n"
-        f"These are the means of test sentences, one by one, on {machine}: {_TIMED} of them, and {_COMPARED} in JavaScript. "
+        f"These are the means of test sentences, one by one, on {machine}: {_TIMED} of them, and {_COMPARED} in "
+        "JavaScript. "
     )
 
 

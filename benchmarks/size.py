@@ -1,4 +1,5 @@
-"""How large the repository is, and which functions are longest. How long one may be says tests/test_function_lengths.py."""
+"""How large the repository is, and which functions are longest. How long one may be says
+tests/test_function_lengths.py."""
 
 from __future__ import annotations
 

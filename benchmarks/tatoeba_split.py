@@ -2,7 +2,8 @@
 
     python -m benchmarks.tatoeba_split          # data/tatoeba → runs/tatoeba, in seconds
 
-The corpus comes with a validation split alone. The pairs are drawn by a fixed seed, so that every machine tests on the same ones.
+The corpus comes with a validation split alone. The pairs are drawn by a fixed seed, so that every machine tests on the
+same ones.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Interleaved timing: all contenders of a cell in turn, round after round, so that drift of the machine hits all alike.
 
-In each round every contender is called often enough to last 20 ms; the order of a round is that of the last one, rotated by
-one and reversed. Results are of the rounds: median, P10 and P90 of the time of a call, and for two contenders the ratio of
-their times in the same round. A slow contender takes part in fewer rounds, spread over the whole.
+In each round every contender is called often enough to last 20 ms; the order of a round is that of the last one,
+rotated by one and reversed. Results are of the rounds: median, P10 and P90 of the time of a call, and for two
+contenders the ratio of their times in the same round. A slow contender takes part in fewer rounds, spread over the
+whole.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ def time_contenders(
 
     Args:
         contenders: what to call, by name.
-        budget: seconds for the cell, without `rounds`, divided equally; more are taken where the least number of rounds needs
-            them: 15 of up to 50 ms, 7 of up to a second, 3 of longer ones.
+        budget: seconds for the cell, without `rounds`, divided equally; more are taken where the least number of rounds
+            needs them: 15 of up to 50 ms, 7 of up to a second, 3 of longer ones.
         synchronize: waits for the device, for work that goes on after the call has returned.
         rounds: this many for all, instead of what the budget allows.
         round_seconds: how long one contender's calls in one round last, at least about.

@@ -3,10 +3,12 @@
 All have random weights, the same layers and widths, and translate token ids to as many new tokens in every hypothesis.
 CTranslate2 is given the same thread count as torch; its converter takes one piece, the padding, from the vocabulary.
 
-`translating-avx2` takes some of these cells with AVX2 alone, which is all that many processors have. `make bench-avx2` sets the
-variables that hold torch, oneDNN, MKL and CTranslate2 to it; our own loops are told here. Its result has a file of its own.
+`translating-avx2` takes some of these cells with AVX2 alone, which is all that many processors have. `make bench-avx2`
+sets the variables that hold torch, oneDNN, MKL and CTranslate2 to it; our own loops are told here. Its result has a
+file of its own.
 
-What the types cost in quality is measured with the models that come with the package, on the test split of data/multi30k.
+What the types cost in quality is measured with the models that come with the package, on the test split of
+data/multi30k.
 """
 
 from __future__ import annotations
@@ -167,7 +169,8 @@ def models_and_beams(quick: bool) -> Iterator[Names]:
 
 
 def measure_types(cell: Names, options: argparse.Namespace) -> Names:
-    """Of `generate` in float32 and of each of our types: BLEU, translations equal to those of `generate`, and CPU seconds."""
+    """Of `generate` in float32 and of each of our types: BLEU, translations equal to those of `generate`, and CPU
+    seconds."""
     sources, references = (_multi30k_test(cell[side])[: 3 if options.quick else None] for side in ("source", "target"))
     translator = Translator.from_pretrained(cell["model"], split="none")
     model, tokenizer = translator.model, translator.tokenizer

@@ -1,11 +1,12 @@
 """Whole translation models: ReLUFormer beside MarianMTModel (sdpa) and softmax attention, of the same shape.
 
-All have random weights, the same layers, widths, shared embeddings and dropout, and ours label smoothing of 0.1. MarianMTModel
-has none inside; it is there as it is, which is less work, and with the smoothed loss of its logits. Ours train without logits, as
-`reluformer train` does, with their regulariser and with λ = 0.
+All have random weights, the same layers, widths, shared embeddings and dropout, and ours label smoothing of 0.1.
+MarianMTModel has none inside; it is there as it is, which is less work, and with the smoothed loss of its logits. Ours
+train without logits, as `reluformer train` does, with their regulariser and with λ = 0.
 
-Training is forward, backward and AdamW; bfloat16 is autocast. Dropout is 0.1, on the attention weights 0.1 or 0, since torch's
-SDPA takes its slow path on a CPU where weights are dropped. Generation has five beams, every hypothesis of the same length.
+Training is forward, backward and AdamW; bfloat16 is autocast. Dropout is 0.1, on the attention weights 0.1 or 0, since
+torch's SDPA takes its slow path on a CPU where weights are dropped. Generation has five beams, every hypothesis of the
+same length.
 """
 
 from __future__ import annotations
@@ -116,7 +117,8 @@ def build(name: str, shape: dict[str, int], attention_dropout: float, seed: int)
 
 
 def padded_batch(lengths: Lengths, vocabulary: int, tokens: int, seed: int) -> dict[str, Tensor]:
-    """As many random pairs as stay within `tokens` with padding on the longer side: input_ids, attention_mask, labels."""
+    """As many random pairs as stay within `tokens` with padding on the longer side: input_ids, attention_mask,
+    labels."""
     generator = torch.Generator().manual_seed(seed)
     source, target = lengths.draw(tokens, generator), lengths.draw(tokens, generator)
     padded = torch.maximum(source, target).cummax(0).values * torch.arange(1, tokens + 1)
@@ -176,7 +178,8 @@ def inference_step(model: PreTrainedModel, inputs: Mapping[str, Any], dtype: str
 def generation_step(
     model: PreTrainedModel, batch: Mapping[str, Any], new_tokens: int, dtype: str, beams: int = BEAMS
 ) -> Callable[[], Tensor]:
-    """Beam search over the batch, or with one beam greedy search: the sequences, those of a decoder alone with their prompts.
+    """Beam search over the batch, or with one beam greedy search: the sequences, those of a decoder alone with their
+    prompts.
 
     Every hypothesis has exactly `new_tokens` tokens, since random weights decide nothing about the end.
     """
@@ -258,7 +261,8 @@ def generation_cells(quick: bool) -> Iterator[Names]:
 
 
 def measure_generation(cell: Names, options: argparse.Namespace) -> Names:
-    """All systems of the paper's Table 4 against the softmax model; docs/reproduction.md takes the speeds from this file."""
+    """All systems of the paper's Table 4 against the softmax model; docs/reproduction.md takes the speeds from this
+    file."""
     models = {name: build(name, SHAPES[cell["shape"]], 0.0, options.seed) for name in (OURS, *TABLE_4)}
     facts, steps = _generating(cell, _batch(cell, options), models)
     # each takes part in every round, since a ratio is of one round, and a machine that others use needs many of them

@@ -1,8 +1,9 @@
 """Vision Transformers on a CPU: ReLU divided by the length, softmax, and Transformers' ViT with sdpa.
 
-The models of Fashion-MNIST (arXiv 2309.08586) in 49, 196 and 784 patches with new weights, and `ViTForImageClassification` of the
-same shape, which has one token more (CLS) and no norm of queries and keys. Training is forward, backward and AdamW; inference is
-forward. Pictures lie in memory as the model takes them, about as many tokens a batch at every length; bfloat16 is autocast.
+The models of Fashion-MNIST (arXiv 2309.08586) in 49, 196 and 784 patches with new weights, and
+`ViTForImageClassification` of the same shape, which has one token more (CLS) and no norm of queries and keys. Training
+is forward, backward and AdamW; inference is forward. Pictures lie in memory as the model takes them, about as many
+tokens a batch at every length; bfloat16 is autocast.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Whole models whose feed-forward networks skip zeros in `generate`, beside torch, the loop without skipping, and int8.
 
-Contenders are torch (int8: `quantize_dynamic` of every `nn.Linear`), "dense", our loop with every neuron active, and "zeros", our
-loop as `use_sparse_ffn` puts it in place; "both" is that in int8, with torch's int8 for all other matrices. Weights are new,
-and a bias before the activation makes the share of zeros, which a run counts.
+Contenders are torch (int8: `quantize_dynamic` of every `nn.Linear`), "dense", our loop with every neuron active, and
+"zeros", our loop as `use_sparse_ffn` puts it in place; "both" is that in int8, with torch's int8 for all other
+matrices. Weights are new, and a bias before the activation makes the share of zeros, which a run counts.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ def run(arguments: list[str]) -> int:
     """The verb, with the arguments after its name; returns the exit status."""
     parser = Parser(
         prog="reluformer card",
-        description="Writes README.md, the model card of a run or of any saved model, anew from what is measured in its folder.",
+        description="Writes README.md, the model card of a run or of any saved model, anew from what is measured in "
+        "its folder.",
     )
     add_folder_options(parser)
     add_card_options(parser)

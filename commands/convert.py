@@ -9,7 +9,8 @@ def run(arguments: list[str]) -> int:
     """The verb, with the arguments after its name; returns the exit status."""
     parser = Parser(
         prog="reluformer convert",
-        description="Writes a MarianMT, ViT, GPT-2 or Llama checkpoint as a ReLUFormer that computes the same, or a model "
+        description="Writes a MarianMT, ViT, GPT-2 or Llama checkpoint as a ReLUFormer that computes the same, or a "
+        "model "
         "with another attention and the same weights.",
     )
     add = parser.add_argument

@@ -16,7 +16,8 @@ def run(arguments: list[str]) -> int:
         "--data.text",
         dest="text",
         choices=("plain", "moses"),
-        help="moses: Moses has tokenised the corpus, and scores are of the text detokenised; default: the recipe's, in which it "
+        help="moses: Moses has tokenised the corpus, and scores are of the text detokenised; default: the recipe's, in "
+        "which it "
         "is kept",
     )
     parser.add_argument("--samples", type=int, help="translations printed beside their references")

@@ -9,7 +9,8 @@ def run(arguments: list[str]) -> int:
     """The verb, with the arguments after its name; returns the exit status."""
     parser = Parser(
         prog="reluformer export",
-        description="Writes a model as ONNX graphs (encoder, decoder with cache) with its tokenizer and settings, and compares "
+        description="Writes a model as ONNX graphs (encoder, decoder with cache) with its tokenizer and settings, and "
+        "compares "
         "them with PyTorch. Needs pip install 'reluformer[onnx]'.",
     )
     add = parser.add_argument

@@ -248,8 +248,8 @@ def _base(path: str, languages: Sequence[str]) -> Base:
     known = [tokenizer.init_kwargs.get(f"{side}_language") for side in SIDES]
     if None not in known and known != [*languages]:
         raise UserError(
-            f"--base: {path!r} translates {known[0]} → {known[1]}, and the files end in {' and '.join(languages)}; give "
-            "another model, or exchange --source and --target"
+            f"--base: {path!r} translates {known[0]} → {known[1]}, and the files end in {' and '.join(languages)}; "
+            "give another model, or exchange --source and --target"
         )
     return Base(path, config.max_position_embeddings, tokenizer)
 

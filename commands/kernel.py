@@ -9,7 +9,8 @@ def run(arguments: list[str]) -> int:
 
     parser = Parser(
         prog="reluformer kernel",
-        description="Writes a folder that can be pushed to the Hub as a kernel for the library `kernels`: relu_attention "
+        description="Writes a folder that can be pushed to the Hub as a kernel for the library `kernels`: "
+        "relu_attention "
         "with its Triton kernels, without Transformers.",
     )
     add, where = parser.add_argument, f"where it will be on the Hub; default: {DEFAULT_REPO_ID}, to be changed"

@@ -1,7 +1,7 @@
 """The command line: its verbs, and how their errors are reported.
 
-Each verb is a file of this folder with a function `run`. Libraries that take seconds to import are imported inside these, so
-that `reluformer --help` answers at once.
+Each verb is a file of this folder with a function `run`. Libraries that take seconds to import are imported inside
+these, so that `reluformer --help` answers at once.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command.
 
     Args:
-        argv: arguments after the program's name; None takes the process' own, and ends a process of several (`end_worker`).
+        argv: arguments after the program's name; None takes the process' own, and ends a process of several
+            (`end_worker`).
 
     Returns:
-        Exit status: 0, 2 for what a person must change (one line on stderr), 130 when interrupted, 141 when whoever reads the
-        output has closed it, 143 when a training was stopped by SIGTERM and has saved a checkpoint.
+        Exit status: 0, 2 for what a person must change (one line on stderr), 130 when interrupted, 141 when whoever
+        reads the output has closed it, 143 when a training was stopped by SIGTERM and has saved a checkpoint.
     """
     if argv is None and not sys.stderr.isatty():
         # A file would hold every state of their bars. The libraries read this when they are imported.
@@ -70,15 +71,16 @@ def _run(arguments: list[str]) -> int:
             raise
         extra = "space" if verb == "space" else "onnx" if package.startswith("onnx") else "train"
         raise UserError(
-            f"{verb}: needs the package {package!r}, which is not installed; pip install 'reluformer[{extra}]' brings what the "
-            "command needs"
+            f"{verb}: needs the package {package!r}, which is not installed; pip install 'reluformer[{extra}]' brings "
+            "what the command needs"
         ) from error
     except SystemExit as stop:  # argparse: --help and --version
         return stop.code or EXIT_OK
 
 
 def exit_status(run: Callable[[], int]) -> int:
-    """What `run` returns; for an error that the user can mend, one line on stderr and the status of its kind (see [`main`])."""
+    """What `run` returns; for an error that the user can mend, one line on stderr and the status of its kind (see
+    [`main`])."""
     try:
         status = run()
         sys.stdout.flush()  # a closed pipe is found here, not when Python ends
@@ -97,7 +99,8 @@ def exit_status(run: Callable[[], int]) -> int:
         return EXIT_INTERRUPTED
     except Exception as error:
         if isinstance(error, OSError) and error.filename is not None and not isinstance(error, FileNotFoundError):
-            # A file that the system refuses, whatever the command. One that a user named and that is missing is a `UserError`.
+            # A file that the system refuses, whatever the command. One that a user named and that is missing is a
+            # `UserError`.
             print(f"reluformer: error: {error.filename}: {error.strerror}", file=sys.stderr)
         elif (reason := write_failure(error)) is not None:
             _silence_stdout_that_takes_no_more()

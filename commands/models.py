@@ -24,7 +24,7 @@ def run(arguments: list[str]) -> int:
         languages = f"{tokenizer['source_language']} to {tokenizer['target_language']}"
         print(f"{name}: {languages}, BLEU {bleu}, {megabytes:.1f} MB\n    {folder}")
     print(
-        "`reluformer translate --model` and `Translator.from_pretrained` take the name; Transformers' own classes, such as "
-        "AutoTokenizer, take the folder. Its README.md is the model's card."
+        "`reluformer translate --model` and `Translator.from_pretrained` take the name; Transformers' own classes, "
+        "such as AutoTokenizer, take the folder. Its README.md is the model's card."
     )
     return 0

@@ -15,7 +15,8 @@ DECODING = {"num_beams": "5", "length_penalty": "1.0", "batch_tokens": "4096"}
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with mistakes as `UserError` rather than usage and exit. `--repo-id` is `--repo_id`; behind `--` all is text."""
+    """argparse, with mistakes as `UserError` rather than usage and exit. `--repo-id` is `--repo_id`; behind `--` all is
+    text."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         end = [*args, "--"].index("--")
@@ -61,7 +62,8 @@ def add_decoding_options(parser: argparse.ArgumentParser, default: str | None = 
     add(
         "--compute",
         choices=COMPUTE,
-        help="on a CPU, the type of the matrix products: int8 is faster; default: float32, which changes no translation",
+        help="on a CPU, the type of the matrix products: int8 is faster; default: float32, which changes no "
+        "translation",
     )
     add("--attn_implementation", help="how attention is computed; default: the model's")
     add("--device", help="cpu, cuda, cuda:1, …; default: a GPU if there is one")

@@ -7,8 +7,10 @@ def run(arguments: list[str]) -> int:
     """The verb, with the arguments after its name; returns the exit status."""
     parser = Parser(
         prog="reluformer publish",
-        description="Uploads a finished run or any saved model to the Hub in one commit: weights, configuration, tokenizer, the "
-        "model's code, card, training curve and attention map. Checkpoints, logs, translations and the recipe stay here.",
+        description="Uploads a finished run or any saved model to the Hub in one commit: weights, configuration, "
+        "tokenizer, the "
+        "model's code, card, training curve and attention map. Checkpoints, logs, translations and the recipe stay "
+        "here.",
     )
     add_folder_options(parser)
     add = parser.add_argument

@@ -13,7 +13,8 @@ def run(arguments: list[str]) -> int:
     """The verb, with the arguments after its name; without `--output` it serves until it is interrupted."""
     parser = Parser(
         prog="reluformer space",
-        description="A page of static files that translates in the reader's browser and shows the attention of every head: "
+        description="A page of static files that translates in the reader's browser and shows the attention of every "
+        "head: "
         "serves it on this machine alone, or writes it with --output. Needs pip install 'reluformer[onnx]'; the first "
         "time it fetches ONNX Runtime for the web (33 MB) from the npm registry.",
     )

@@ -74,7 +74,8 @@ _READABLE_TOKENS = 20  # a side: the names of more lie over each other in the pi
 
 
 def _draw_attention(run: FinishedRun, path: Path) -> None:
-    """Of the longest readable pair among the first 1,000, else of the first that the model has positions for, if any."""
+    """Of the longest readable pair among the first 1,000, else of the first that the model has positions for, if
+    any."""
     from reluformer.analysis.attention_maps import plot_attention_map
     from reluformer.training.data.encoding import first_encoded_pairs
 

@@ -33,7 +33,8 @@ def run(arguments: list[str]) -> int:
     add(
         "--split",
         choices=SPLITS,
-        help="translate each sentence of a text by itself, or the text as a whole; default: what the model was trained on",
+        help="translate each sentence of a text by itself, or the text as a whole; default: what the model was trained "
+        "on",
     )
     add_decoding_options(parser)
     options = parser.parse_args(arguments)
@@ -83,7 +84,8 @@ def run(arguments: list[str]) -> int:
 
 
 def read_lines(path: str) -> list[str]:
-    """Lines of a file, perhaps compressed, or, for "-", of standard input. Only "\\n" ends a line: line n is translation n."""
+    """Lines of a file, perhaps compressed, or, for "-", of standard input. Only "\\n" ends a line: line n is
+    translation n."""
     instead = "write the column to translate into a text file, or give plain text as standard input"
     try:
         return list(text_lines(sys.stdin.buffer if path == "-" else text_file(path, instead)))
@@ -92,7 +94,8 @@ def read_lines(path: str) -> list[str]:
 
 
 def _check_output(name: str, source: str | None) -> None:
-    """Raises `UserError` for a file that cannot be written, before minutes of translating, and for the one that is read."""
+    """Raises `UserError` for a file that cannot be written, before minutes of translating, and for the one that is
+    read."""
     path = Path(name)
     if source not in (None, "-") and path.is_file() and Path(source).exists() and path.samefile(source):
         raise UserError(f"--output: {name!r} is the file that --input reads and would be replaced; give another file")

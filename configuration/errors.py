@@ -7,7 +7,8 @@ import os
 
 
 class UserError(ValueError):
-    """A mistake in what the user gave: the message names what was given, what was expected and what to do. Exit status 2."""
+    """A mistake in what the user gave: the message names what was given, what was expected and what to do. Exit status
+    2."""
 
 
 _NO_MORE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -16,7 +17,8 @@ _OF_TORCH = ("inline_container.cc", "iostream error")
 
 
 def write_failure(error: BaseException | None) -> str | None:
-    """What the system says of a file that takes no more, anywhere among the causes of an error; None of any other error."""
+    """What the system says of a file that takes no more, anywhere among the causes of an error; None of any other
+    error."""
     while error is not None:
         text = one_line(error)
         if isinstance(error, OSError) and error.errno in _NO_MORE:

@@ -37,8 +37,8 @@ class DatasetConfig:
     """A set that the `datasets` library loads: from the Hub, a folder, or tables with named columns.
 
     Args:
-        path: id on the Hub; a local folder, of data files or written by `save_to_disk`; or the kind of `files`: `csv`, `json` or
-            `parquet`.
+        path: id on the Hub; a local folder, of data files or written by `save_to_disk`; or the kind of `files`: `csv`,
+            `json` or `parquet`.
         name: configuration of the set, for example a language pair.
         revision: branch, tag or commit on the Hub; name a commit to make a result reproducible.
         files: by split, the path of a table or several paths; compressed ones too.
@@ -46,8 +46,8 @@ class DatasetConfig:
         train: name of the training split; slices such as `train[:1%]` work.
         validation: name of the validation split.
         test: name of the test split.
-        source_column: column of the source texts; `translation.de` is the field `de` of the column `translation`. null: the
-            field `translation.<source_language>`, or the column that is named as the language.
+        source_column: column of the source texts; `translation.de` is the field `de` of the column `translation`. null:
+            the field `translation.<source_language>`, or the column that is named as the language.
         target_column: column of the target texts, likewise.
         document_column: column with the name or number of each pair's document; `data.packing` needs it.
     """
@@ -87,14 +87,15 @@ class PackingConfig:
     """Packing of consecutive sentences of one document, in all splits: greedily, while both sides stay within
     `data.max_length` tokens, `</s>` included.
 
-    A sentence that alone is longer: `skip` leaves it out, `keep` makes it a packed document of its own, which is learned from if
-    `model.max_position_embeddings` has room for it. It is counted and reported.
+    A sentence that alone is longer: `skip` leaves it out, `keep` makes it a packed document of its own, which is
+    learned from if `model.max_position_embeddings` has room for it. It is counted and reported.
 
     Args:
         too_long: what becomes of such a sentence of the training split.
-        too_long_evaluated: of the other splits; what they leave out counts as not translated in scores over original documents.
-        train_lengths: limits of the training split, at most `data.max_length` each, that get as many tokens each; a limit of 1
-            gives single sentences. null: `data.max_length` alone.
+        too_long_evaluated: of the other splits; what they leave out counts as not translated in scores over original
+            documents.
+        train_lengths: limits of the training split, at most `data.max_length` each, that get as many tokens each; a
+            limit of 1 gives single sentences. null: `data.max_length` alone.
     """
 
     too_long: Literal["skip", "keep"] = "skip"
@@ -104,8 +105,8 @@ class PackingConfig:
 
 @dataclass(kw_only=True)
 class VariantsConfig:
-    """Variants of the training pairs, as people write them: the source is changed, the target stays. Each is drawn for its share
-    of the pairs, independently of the others but for the two cases; validation and test stay as they are.
+    """Variants of the training pairs, as people write them: the source is changed, the target stays. Each is drawn for
+    its share of the pairs, independently of the others but for the two cases; validation and test stay as they are.
 
     Args:
         passes: how many times the corpus is drawn, each time with other variants; all of them are one epoch.
@@ -113,10 +114,12 @@ class VariantsConfig:
         lower: share of sources in lower case.
         upper: share of sources in upper case.
         no_punctuation: share of sources without the punctuation at their end.
-        joined: share of pairs with one to three others behind them, drawn from the corpus; both sides are joined by a space.
+        joined: share of pairs with one to three others behind them, drawn from the corpus; both sides are joined by a
+            space.
         umlauts: share of sources with ae, oe, ue and ss for ä, ö, ü and ß.
         quotes: share of sources whose quotation marks become typographic ones, or plain ones.
-        untranslated: share of pairs whose source is the target: text that is in the target language already stays as it is.
+        untranslated: share of pairs whose source is the target: text that is in the target language already stays as it
+            is.
         foreign: share of pairs that are replaced by characters of other scripts or pictures, which stay as they are.
     """
 
@@ -139,7 +142,8 @@ class DataConfig:
     Args:
         source_language: ISO 639-1 code of the source language, for example `en`.
         target_language: ISO 639-1 code of the target language.
-        text: `plain`, or `moses` where Moses has tokenised both sides of all splits already; see `configuration.scores`.
+        text: `plain`, or `moses` where Moses has tokenised both sides of all splits already; see
+            `configuration.scores`.
         max_length: tokens, `</s>` included; a training pair with a longer side is skipped and counted. With `packing`,
             the limit L of a packed document.
         train: files of the training split.
@@ -190,8 +194,8 @@ class BatchingConfig:
     """How pairs are put together into batches.
 
     Args:
-        tokens_per_batch: what a batch's pairs times the length of its longest sentence, of either side, never exceed. An update
-            holds `gradient_accumulation_steps` times the number of processes such batches.
+        tokens_per_batch: what a batch's pairs times the length of its longest sentence, of either side, never exceed.
+            An update holds `gradient_accumulation_steps` times the number of processes such batches.
     """
 
     tokens_per_batch: PositiveInt = 8_192
@@ -205,8 +209,8 @@ class EvaluationConfig:
         num_beams: width of the beam.
         length_penalty: exponent of the length by which a hypothesis' log-probability is divided.
         batch_tokens: source tokens with padding decoded at once.
-        long_sources: sources of an evaluated split with more tokens than the model has positions: `error` refuses the run
-            before the first update, `split` translates them in pieces of whole sentences.
+        long_sources: sources of an evaluated split with more tokens than the model has positions: `error` refuses the
+            run before the first update, `split` translates them in pieces of whole sentences.
         samples: translations that are printed beside their references.
         splits: splits that are evaluated when training is over: `validation`, `test`, both or none.
         headline: the score that stands alone in the last line; `document_bleu` needs `data.packing`.
@@ -242,16 +246,17 @@ class Recipe:
         name: of the run; its folder is `runs/<name>`, or `training.output_dir` of this recipe or one that overrides it.
         description: one sentence for the model card.
         data: where the pairs come from.
-        initialize_from: folder or Hub id of a ReLUFormer to start from, with its tokenizer; null starts from new weights.
+        initialize_from: folder or Hub id of a ReLUFormer to start from, with its tokenizer; null starts from new
+            weights.
         tokenizer: the joint BPE.
         model: fields of `ReLUFormerConfig`, and `preset` (default `reluformer`), and `attn_implementation`. With
             `initialize_from`, what differs from the checkpoint's config, which is the default for all of it.
         batching: how pairs are put together into batches.
         evaluation: how translations are decoded and scored.
         averaging: of weights over the last checkpoints.
-        on_divergence: when the loss becomes NaN or infinite, the cross-entropy more than twice that of guessing, or all rows of
-            an attention module are dead: `stop` ends the run with an error that says what to change; `record` records it, and
-            ends the run in the first case alone.
+        on_divergence: when the loss becomes NaN or infinite, the cross-entropy more than twice that of guessing, or all
+            rows of an attention module are dead: `stop` ends the run with an error that says what to change; `record`
+            records it, and ends the run in the first case alone.
         training: `transformers.Seq2SeqTrainingArguments`.
     """
 

@@ -1,4 +1,5 @@
-"""What a recipe may not say although its types are right: found before anything is loaded, with the key that is to be changed."""
+"""What a recipe may not say although its types are right: found before anything is loaded, with the key that is to be
+changed."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ REPLACED_ARGUMENTS = {
     "auto_find_batch_size": _BY_TOKENS,
     "train_sampling_strategy": _BY_LENGTH,
     "sortish_sampler": _BY_LENGTH,
-    "average_tokens_across_devices": "the loss is a mean over the target tokens of all processes, however they are dealt out",
+    "average_tokens_across_devices": "the loss is a mean over the target tokens of all processes, however they are "
+    "dealt out",
     "dataloader_drop_last": "no batch is incomplete: batches are filled by tokens",
     "predict_with_generate": "set evaluation.at_most to translate validation pairs during training",
     "generation_max_length": "decoding stops by itself at a length that follows the source's",
@@ -69,11 +71,14 @@ def _in_general(recipe: Recipe) -> Iterator[str]:
         yield f"name: {recipe.name!r} cannot name a folder; give a word such as 'multi30k_en_de'"
     if tokens < length:
         yield (
-            f"batching.tokens_per_batch: {tokens} cannot hold one pair of data.max_length {length}; raise the first or lower the "
-            "second"
+            f"batching.tokens_per_batch: {tokens} cannot hold one pair of data.max_length {length}; raise the first or "
+            "lower the second"
         )
     if recipe.initialize_from is not None and recipe.tokenizer != type(recipe.tokenizer)():
-        yield "tokenizer: comes with the model of initialize_from, whose embeddings were made for it; leave the section out"
+        yield (
+            "tokenizer: comes with the model of initialize_from, whose embeddings were made for it; leave the section "
+            "out"
+        )
     if recipe.tokenizer.path is not None and recipe.tokenizer != type(recipe.tokenizer)(path=recipe.tokenizer.path):
         yield "tokenizer.path: the tokenizer is taken as it is; leave vocab_size, lowercase and moses out"
 
@@ -98,7 +103,10 @@ def _of_data(recipe: Recipe) -> Iterator[str]:
         yield "data.variants: are of plain text, and data.text is moses; leave it out"
     for one, other in (("lower", "upper"), ("untranslated", "foreign")):
         if (both := getattr(data.variants, one) + getattr(data.variants, other)) > 1:
-            yield f"data.variants: {one} and {other} are {both:g} together, and exclude each other; lower them to 1 at most"
+            yield (
+                f"data.variants: {one} and {other} are {both:g} together, and exclude each other; lower them to 1 at "
+                "most"
+            )
 
 
 def _of_documents(recipe: Recipe) -> Iterator[str]:
@@ -118,11 +126,14 @@ def _of_documents(recipe: Recipe) -> Iterator[str]:
         what = f"give data.{lacking[0]}" if lacking else "the generated corpus has none"
         yield f"data.packing: needs the name of each pair's document; {what}"
     if data.max_length < max(limits := data.packing.train_lengths or [1]):
-        yield f"data.packing.train_lengths: {max(limits)} is above data.max_length {data.max_length}; raise that or lower this"
+        yield (
+            f"data.packing.train_lengths: {max(limits)} is above data.max_length {data.max_length}; raise that or "
+            "lower this"
+        )
     if recipe.tokenizer.moses:
         yield (
-            "tokenizer.moses: does not go with data.packing, since Moses splits the full stop at the end of a text alone; "
-            "tokenise the corpus beforehand and say data.text: moses, or set it to false"
+            "tokenizer.moses: does not go with data.packing, since Moses splits the full stop at the end of a text "
+            "alone; tokenise the corpus beforehand and say data.text: moses, or set it to false"
         )
 
 
@@ -157,7 +168,10 @@ def _of_arguments(recipe: Recipe) -> Iterator[str]:
 def _of_training(recipe: Recipe) -> Iterator[str]:
     training = recipe.training
     if training.max_steps < -1:  # the Trainer would train num_train_epochs, as for -1
-        yield f"training.max_steps: {training.max_steps} is no number of updates; give one, or -1 and training.num_train_epochs"
+        yield (
+            f"training.max_steps: {training.max_steps} is no number of updates; give one, or -1 and "
+            "training.num_train_epochs"
+        )
     if training.max_steps == 0 or (training.max_steps < 0 and training.num_train_epochs <= 0):
         yield "training.max_steps: 0 updates train nothing; give a number, or -1 and training.num_train_epochs"
     if training.eval_on_start and training.eval_strategy == "no":
@@ -174,7 +188,10 @@ def _of_training(recipe: Recipe) -> Iterator[str]:
         yield "training.hub_token: would stand in the files of the run; set HF_TOKEN or run `hf auth login` instead"
     batches = training.accelerator_config
     if batches.split_batches or batches.dispatch_batches or not batches.even_batches:
-        yield "training.accelerator_config: split_batches, dispatch_batches, even_batches=False need equal batches; leave out"
+        yield (
+            "training.accelerator_config: split_batches, dispatch_batches, even_batches=False need equal batches; "
+            "leave out"
+        )
 
 
 def _of_averaging(recipe: Recipe) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """YAML files and command-line options → `Recipe`, with types by jsonargparse.
 
-jsonargparse takes `Seq2SeqTrainingArguments` as it is: all its fields are keys with types, and the object is built only when
-parsing has succeeded, so that `--help` touches no device.
+jsonargparse takes `Seq2SeqTrainingArguments` as it is: all its fields are keys with types, and the object is built only
+when parsing has succeeded, so that `--help` touches no device.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def recipe_names() -> list[str]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's plain values, each key once: the second section of a name would replace the first. 1e-3 is a number, no a word."""
+    """YAML's plain values, each key once: the second section of a name would replace the first. 1e-3 is a number, no a
+    word."""
 
     yaml_implicit_resolvers = {
         first: [each for each in resolvers if each[0] != "tag:yaml.org,2002:bool" or first in "tTfF"]
@@ -138,7 +139,8 @@ def _suggested(key: str) -> str:
 
 
 def _check_keys(says: dict[str, Any], where: str, prefix: str = "") -> None:
-    """Refuses unknown keys and values in the place of sections, in which jsonargparse would look for classes to import."""
+    """Refuses unknown keys and values in the place of sections, in which jsonargparse would look for classes to
+    import."""
     for key, value in says.items():
         name = f"{prefix}{key}"
         is_section = f"{name}." in _sections()
@@ -166,7 +168,8 @@ def _lay_over(below: dict[str, Any], says: dict[str, Any], where: str, prefix: s
 
 
 def _model_laid_over(below: dict[str, Any], layer: dict[str, Any], where: str) -> dict[str, Any]:
-    """A section `model` laid over another. A preset whose rows sum to one leaves out what the one below says of ReLU's."""
+    """A section `model` laid over another. A preset whose rows sum to one leaves out what the one below says of
+    ReLU's."""
     if not isinstance(layer, dict):
         raise UserError(f"{where}: model: expected keys such as preset, found {layer!r}")
     if layer.get("preset") == "softmax":
@@ -188,7 +191,8 @@ def recipe_parser() -> ArgumentParser:
     """All keys of a recipe with their types and what they mean, for `--help`, and to check values."""
     parser = ArgumentParser(
         prog="reluformer train",
-        description="Trains a model after recipes: YAML files, or names of the package's. Each overrides the one before it, and "
+        description="Trains a model after recipes: YAML files, or names of the package's. Each overrides the one "
+        "before it, and "
         "options override all.",
         exit_on_error=False,
     )
@@ -267,13 +271,15 @@ def parse_recipe(arguments: Sequence[str]) -> Recipe:
     """The recipe of command-line arguments: `["--config", "a.yaml", "--training.max_steps", "100"]`.
 
     Raises:
-        UserError: an unknown or missing key, a value of a wrong type or that cannot be trained, a missing file; one line.
+        UserError: an unknown or missing key, a value of a wrong type or that cannot be trained, a missing file; one
+            line.
     """
     return build_recipe(recipe_values(arguments))
 
 
 def load_recipe(*paths: str | Path) -> Recipe:
-    """The recipe of YAML files, later ones laid over earlier ones, to be read and not trained by; as [`parse_recipe`]."""
+    """The recipe of YAML files, later ones laid over earlier ones, to be read and not trained by; as
+    [`parse_recipe`]."""
     values = recipe_values([argument for path in paths for argument in ("--config", str(path))])
     for precision in () if torch.cuda.is_available() else ("bf16", "fp16", "tf32"):
         (values.get("training") or {}).pop(precision, None)  # what a GPU trained is looked at without one, too
@@ -281,14 +287,15 @@ def load_recipe(*paths: str | Path) -> Recipe:
 
 
 class _DefaultArguments(Seq2SeqTrainingArguments):
-    """Training arguments that look for no devices: doing so a second time ends the run's connection to other processes."""
+    """Training arguments that look for no devices: doing so a second time ends the run's connection to other
+    processes."""
 
     device = torch.device("cpu")
 
 
 def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
-    """Plain values that [`load_recipe`] reads back: all our own keys, and the training arguments that differ from Transformers'
-    defaults, since its versions differ in what else they have."""
+    """Plain values that [`load_recipe`] reads back: all our own keys, and the training arguments that differ from
+    Transformers' defaults, since its versions differ in what else they have."""
     training, names = recipe.training, {field.name for field in dataclasses.fields(recipe.training) if field.init}
     defaults = _DefaultArguments(output_dir=training.output_dir).to_dict()
     given = {name: value for name, value in training.to_dict().items() if name in names and value != defaults[name]}

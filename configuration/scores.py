@@ -1,4 +1,5 @@
-"""The scores of translations: what each is called and how it is computed. Whatever computes, draws or tells one reads it here.
+"""The scores of translations: what each is called and how it is computed. Whatever computes, draws or tells one reads
+it here.
 
 Which BLEU is which, from the strictest comparison to the oldest:
 
@@ -7,7 +8,8 @@ Which BLEU is which, from the strictest comparison to the oldest:
 - `tokenized_lowercase_bleu`: the same with both sides lower-cased.
 - `moses_lowercase_bleu`: both sides lower-cased, tokenised by Moses (`sacremoses`), then split at spaces. This is what
   older papers call "tokenised BLEU"; the published figures on lower-cased, Moses-tokenised Multi30k are of this kind.
-- `tokenized_bleu`: of a corpus that Moses has tokenised already (`data.text: moses`), split at spaces as it stands. All other
+- `tokenized_bleu`: of a corpus that Moses has tokenised already (`data.text: moses`), split at spaces as it stands. All
+other
   scores of such a corpus are of both sides detokenised, since 13a would cut `&apos;` into three tokens.
 """
 
@@ -26,14 +28,16 @@ class Score:
     label: in a line for a person and in pictures. It says so if lower is better.
     title: on the card and in tables of results.
     hub_type: what the Hub calls such a metric.
-    metric: class of `sacrebleu.metrics`, made with `options`. None is the share of translations equal to their reference.
+    metric: class of `sacrebleu.metrics`, made with `options`. None is the share of translations equal to their
+        reference.
     unit: after the value.
     of_documents: taken over whole original documents instead of the texts that were translated.
     moses: both sides are lower-cased and tokenised by Moses first, which needs to know their language.
     text: the one kind of text (`data.text` of a recipe) that has this score; None is both.
     cased: says nothing about a model whose tokenizer lower-cases, on texts that have capitals.
     in_training: taken at every evaluation during training, too.
-    is_told: a recipe can have it as its headline, and the card tells it. Others are in the file of the evaluation alone.
+    is_told: a recipe can have it as its headline, and the card tells it. Others are in the file of the evaluation
+        alone.
     """
 
     name: str
@@ -55,7 +59,8 @@ class Score:
         return f"{scores[self.name]:.2f} {self.unit}".rstrip()
 
 
-# Where text looks tokenised, sacreBLEU would say so in three lines with each score of each evaluation; `metrics` says it once.
+# Where text looks tokenised, sacreBLEU would say so in three lines with each score of each evaluation; `metrics` says
+# it once.
 _SILENT = {"force": True}
 _LOWERCASE = {"tokenize": "13a", "lowercase": True, **_SILENT}
 _AT_SPACES = {"tokenize": "none", **_SILENT}

@@ -1,8 +1,8 @@
 """Settings of the documentation: `make docs` writes docs/_build/html, and a warning is an error.
 
-The source folder is the repository; `PAGES` are its pages, and the first one begins with README.md. A link from one page to
-another works in the built pages as it does where the repository is browsed. A link that leads nowhere fails the build. Formulas
-become MathML when the pages are built, and nothing is loaded from the network when they are read.
+The source folder is the repository; `PAGES` are its pages, and the first one begins with README.md. A link from one
+page to another works in the built pages as it does where the repository is browsed. A link that leads nowhere fails the
+build. Formulas become MathML when the pages are built, and nothing is loaded from the network when they are read.
 """
 
 import re

@@ -5,8 +5,9 @@
     python -m docs.first_picture --relu runs/demo --softmax runs/demo_softmax --layer 2 --head 3 \
         --text "siebenhundertachtunddreißig euro und zweiundvierzig cent" --output docs/images/attention.png
 
-Layer and head are of cross-attention, from 1, and the same in both models; both read the same source, and the translation of the
-first. Heads at the same place in two models have learned different things: look at the others too (`reluformer space`).
+Layer and head are of cross-attention, from 1, and the same in both models; both read the same source, and the
+translation of the first. Heads at the same place in two models have learned different things: look at the others too
+(`reluformer space`).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Fills the tables of README.md and docs/*.md that follow from the code or from result files, between `<!-- generated: name -->`
-and `<!-- end of generated -->`.
+"""Fills the tables of README.md and docs/*.md that follow from the code or from result files, between `<!-- generated:
+name -->` and `<!-- end of generated -->`.
 
 python docs/reference_tables.py            writes them
 python docs/reference_tables.py --check    says which are out of date, with status 1
@@ -97,7 +97,8 @@ def _preset_and_gamma(says: dict) -> tuple[str, str]:
 
 
 def _resolved(name: str) -> dict:
-    """The sections of a recipe over those of its base, one level deep and `model` key by key, as far as the table reads."""
+    """The sections of a recipe over those of its base, one level deep and `model` key by key, as far as the table
+    reads."""
     merged: dict = {}
     for _, says in recipe_layers(RECIPES_FOLDER / f"{name}.yaml"):
         for section, value in says.items():

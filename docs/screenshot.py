@@ -1,4 +1,5 @@
-"""A picture of the page of `reluformer space`, taken in headless Chromium, or a copy that shows its first text without a script.
+"""A picture of the page of `reluformer space`, taken in headless Chromium, or a copy that shows its first text without
+a script.
 
     reluformer space --model tatoeba-de-en --output build/page --example "$(cat diary.txt)"
     python -m docs.screenshot --page build/page --output docs/images/space.png

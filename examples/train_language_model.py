@@ -3,8 +3,9 @@
     python examples/train_language_model.py --texts "notes/**/*.md" --output_dir lm
     python examples/train_language_model.py --texts "src/**/*.py" --output_dir lm --preset normalization_free
 
-Documents are joined by an end token to one stream, which is cut into contexts of equal length. The last documents are held out,
-and the example ends with their perplexity per token and per byte; only the latter can be compared between tokenizers.
+Documents are joined by an end token to one stream, which is cut into contexts of equal length. The last documents are
+held out, and the example ends with their perplexity per token and per byte; only the latter can be compared between
+tokenizers.
 """
 
 import argparse

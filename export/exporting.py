@@ -3,9 +3,9 @@
     encoder: input_ids, attention_mask                                                     → last_hidden_state
     decoder: input_ids, encoder_attention_mask, encoder_hidden_states, keys and values     → logits, keys and values
 
-The names are those of Optimum and transformers.js, whose merged decoder has a branch for the first step. This one needs none: it
-computes the keys and values of the part of the source that it was not given, which is all of it first, and nothing then. The
-first step takes keys and values of length 0.
+The names are those of Optimum and transformers.js, whose merged decoder has a branch for the first step. This one needs
+none: it computes the keys and values of the part of the source that it was not given, which is all of it first, and
+nothing then. The first step takes keys and values of length 0.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ _ACTIVATIONS = (*POINTWISE, "softmax")
 _BATCH, _SOURCE, _KNOWN, _PAST, _TARGET = 2, 9, 5, 7, 4
 # Of the comparison: lengths of the sources of a batch, and the steps in which targets are given.
 _LENGTHS, _STEPS = (7, 1, 4), (3, 1, 1, 2)
-# Of the largest logit. Two orders of the same float32 operations leave less; a wrong mask or position changes logits by more.
+# Of the largest logit. Two orders of the same float32 operations leave less; a wrong mask or position changes logits by
+# more.
 _TOLERANCE = 1e-3
 _WHY_MARIAN = (
     "A ReLUFormer. Its graphs take and give what Marian's do, and transformers.js knows a model by model_type alone."
@@ -62,18 +63,19 @@ class Difference(NamedTuple):
 def export(source: str | Path, target: str | Path, *, int8: bool = False, attentions: bool = False) -> Difference:
     """Writes a ReLUFormer as two ONNX graphs in float32, with tokenizer, config.json and generation_config.json.
 
-    The graphs are run by onnxruntime once and compared with PyTorch. Nothing is written where they compute something else.
+    The graphs are run by onnxruntime once and compared with PyTorch. Nothing is written where they compute something
+    else.
 
     Args:
         source: folder or Hub id of the model.
         target: new folder to write.
-        int8: keep the weights of all matrix products as 8-bit integers. The graphs are compared before that, and after it only
-            to return the difference.
+        int8: keep the weights of all matrix products as 8-bit integers. The graphs are compared before that, and after
+            it only to return the difference.
         attentions: attention weights are outputs of the graphs, too, see `write_graphs`.
 
     Raises:
-        UserError: a source that is no ReLUFormer, or one whose attention does not export; a folder that is in use; graphs that
-            compute something else than PyTorch.
+        UserError: a source that is no ReLUFormer, or one whose attention does not export; a folder that is in use;
+            graphs that compute something else than PyTorch.
     """
     # Of an extra: what is missing is told before a model is loaded.
     import onnx  # noqa: F401
@@ -104,8 +106,10 @@ def write_checked(model: PreTrainedModel, folder: Path, attentions: bool = False
     found = difference(model, OnnxTranslationModel.from_pretrained(folder))
     if not found.largest <= _TOLERANCE * found.scale:
         raise UserError(
-            f"the exported graphs differ from PyTorch by up to {found.largest:.2g} in logits of up to {found.scale:.2g}, which "
-            "is more than rounding. Nothing was written; please report it with the versions of torch, onnxscript and onnxruntime"
+            f"the exported graphs differ from PyTorch by up to {found.largest:.2g} in logits of up to "
+            f"{found.scale:.2g}, which "
+            "is more than rounding. Nothing was written; please report it with the versions of torch, onnxscript and "
+            "onnxruntime"
         )
     return found
 
@@ -123,10 +127,12 @@ def _check_model(source: str | Path, model: PreTrainedModel) -> None:
 
 
 def _quantize(folder: Path) -> None:
-    """Replaces both graphs of a folder by those with 8-bit weights, with a scale and a zero for each column of a matrix.
+    """Replaces both graphs of a folder by those with 8-bit weights, with a scale and a zero for each column of a
+    matrix.
 
     The weights are unsigned, as the inputs are: u8 × u8 is exact on every processor. For u8 × s8, onnxruntime takes an
-    instruction where there is no VNNI (Haswell to Skylake, Zen 1 to 3) that adds two products in 16 bits and cuts the sum
+    instruction where there is no VNNI (Haswell to Skylake, Zen 1 to 3) that adds two products in 16 bits and cuts the
+    sum
     off: 2 · 255 · 127 = 64,770 becomes 32,767.
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -153,8 +159,8 @@ def _save_config(model: PreTrainedModel, folder: Path) -> None:
 def difference(model: PreTrainedModel, exported: OnnxTranslationModel) -> Difference:
     """How far the logits of the graphs are from those of the model, which is in float32 and evaluation mode.
 
-    Random tokens; sources with padding; targets in steps of several lengths behind a cache that grows from nothing. PyTorch
-    computes each target at once without a cache.
+    Random tokens; sources with padding; targets in steps of several lengths behind a cache that grows from nothing.
+    PyTorch computes each target at once without a cache.
     """
     config, generator = model.config, torch.Generator().manual_seed(0)
     longest = config.max_position_embeddings
@@ -189,7 +195,8 @@ class EncoderGraph(nn.Module):
         self.attentions = attentions
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Both (batch, source) → hidden states (batch, source, d_model); for each layer (batch, heads, source, source)."""
+        """Both (batch, source) → hidden states (batch, source, d_model); for each layer (batch, heads, source,
+        source)."""
         output = self.encoder(input_ids=input_ids, attention_mask=attention_mask, output_attentions=self.attentions)
         return output.last_hidden_state, output.attentions or ()
 
@@ -267,7 +274,8 @@ def write_graphs(model: PreTrainedModel, folder: Path, attentions: bool = False)
 
 
 def _write(graph: nn.Module, inputs: dict[str, tuple[Any, Any]], outputs: list[str], path: Path) -> None:
-    """inputs: by name, the example and its dynamic sizes; the decoder's "past" and "cross" are keys and values of all layers."""
+    """inputs: by name, the example and its dynamic sizes; the decoder's "past" and "cross" are keys and values of all
+    layers."""
     examples, sizes = zip(*inputs.values(), strict=True)
     layers = len(inputs["past"][0]) if "past" in inputs else 0
     names = [name for name in inputs if name not in ("past", "cross")] + cache_names("past_key_values", layers)

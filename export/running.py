@@ -1,4 +1,5 @@
-"""An exported model in onnxruntime: `generate` is the library's, so that greedy search, beams and all options are PyTorch's."""
+"""An exported model in onnxruntime: `generate` is the library's, so that greedy search, beams and all options are
+PyTorch's."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def cache_names(kind: str, layers: int) -> list[str]:
 
 
 def cache_of(own: KeysAndValues, cross: KeysAndValues) -> EncoderDecoderCache:
-    """A cache that holds a key and a value, (batch, heads, length, head_dim), for each layer, as they are and not copied.
+    """A cache that holds a key and a value, (batch, heads, length, head_dim), for each layer, as they are and not
+    copied.
 
     The library's own way to fill one concatenates, which a graph would do, too.
     """
@@ -210,15 +212,15 @@ def load_translator(path_or_hub_id: str | Path, **options: Any) -> Translator:
         options: as there.
 
     Raises:
-        UserError: see `Translator.from_pretrained` and `OnnxTranslationModel.from_pretrained`; an attn_implementation, device or
-            compute that an exported model cannot follow.
+        UserError: see `Translator.from_pretrained` and `OnnxTranslationModel.from_pretrained`; an attn_implementation,
+            device or compute that an exported model cannot follow.
     """
     if not any((Path(path_or_hub_id) / name).is_file() for name in GRAPHS):
         return Translator.from_pretrained(path_or_hub_id, **options)
     for name in ("attn_implementation", "device", "compute"):
         if (given := options.pop(name, None)) not in (None, "cpu", "float32"):
             raise UserError(
-                f"{name}: {given!r} was given, but {path_or_hub_id} is an exported model, which runs on cpu in float32; "
-                "leave it out"
+                f"{name}: {given!r} was given, but {path_or_hub_id} is an exported model, which runs on cpu in "
+                "float32; leave it out"
             )
     return Translator(OnnxTranslationModel.from_pretrained(path_or_hub_id), load_tokenizer(path_or_hub_id), **options)

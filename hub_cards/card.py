@@ -39,13 +39,16 @@ def render_card(
     """The card of a model as Markdown with metadata.
 
     Args:
-        folder: of a run, of a `Trainer` with `ModelCardCallback`, or of `save_pretrained`; only config.json must be there.
-        license: of the weights, as the Hub names licences. It depends on the data, so that nothing else can be known here.
+        folder: of a run, of a `Trainer` with `ModelCardCallback`, or of `save_pretrained`; only config.json must be
+            there.
+        license: of the weights, as the Hub names licences. It depends on the data, so that nothing else can be known
+            here.
         language: codes of ISO 639, of a translation the source's and the target's.
         dataset: id on the Hub of what it was trained and evaluated on.
         repo_id: where the model will be on the Hub, for the examples; default a path to fill in.
 
-    `license`, `language` and `dataset` that are None are those of the recipe or of the card in the folder, if it has any.
+    `license`, `language` and `dataset` that are None are those of the recipe or of the card in the folder, if it has
+    any.
 
     Raises:
         UserError: no ReLUFormer in the folder.
@@ -120,7 +123,8 @@ def _metadata(model: ModelFolder, name: str) -> ModelCardData:
 
 
 def _results(model: ModelFolder) -> Iterator[EvalResult]:
-    """Of the evaluations of a run, and those that `ModelCardCallback` has recorded if it is known on what they were measured."""
+    """Of the evaluations of a run, and those that `ModelCardCallback` has recorded if it is known on what they were
+    measured."""
     what = f"{model.kind.task.replace('-', ' ').capitalize()} {'-'.join(model.languages)}".strip()
     task = {"task_type": model.kind.task, "task_name": what}
     dataset = model.section("data").get("dataset") or {}

@@ -1,9 +1,9 @@
 """A folder that can be pushed to the Hub as a kernel for the library `kernels`, with `relu_attention` in it.
 
-Its layout is that of a kernel of Python code alone: `build/torch-<backend>/` is a package with `metadata.json` beside its
-modules, which are those of this package. `kernels` imports it under the name `id` of the metadata, and the operators are
-registered in that namespace (`fused.operator.NAMESPACE`), so that builds, and the package reluformer, do not take each
-other's operators away.
+Its layout is that of a kernel of Python code alone: `build/torch-<backend>/` is a package with `metadata.json` beside
+its modules, which are those of this package. `kernels` imports it under the name `id` of the metadata, and the
+operators are registered in that namespace (`fused.operator.NAMESPACE`), so that builds, and the package reluformer, do
+not take each other's operators away.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from reluformer.modeling_reluformer.fused.triton_launch import MAX_HEAD_DIM
 from reluformer.records.records import new_folder
 
 DEFAULT_REPO_ID = "your-name/relu-attention"
-# The major version, which the branch on the Hub is named after. 0 means, by the convention of `kernels`: not for production yet.
+# The major version, which the branch on the Hub is named after. 0 means, by the convention of `kernels`: not for
+# production yet.
 VERSION = 0
 # What the Triton kernels need of a CUDA device, and what the tests compile them for.
 CAPABILITY, COMPILED_FOR = "8.0", ("8.0", "9.0")
@@ -55,12 +56,13 @@ def compiled_operator(query, key, specification):
 
 
 def write_kernel(folder: str | Path, *, repo_id: str = DEFAULT_REPO_ID) -> Path:
-    """Writes the kernel, its metadata, card and licence, and returns the folder. The same package always writes the same bytes.
+    """Writes the kernel, its metadata, card and licence, and returns the folder. The same package always writes the
+    same bytes.
 
     Args:
         folder: new folder to write.
-        repo_id: where the kernel will be on the Hub, owner/name. The name becomes the kernel's: lower-case letters, digits
-            and dashes.
+        repo_id: where the kernel will be on the Hub, owner/name. The name becomes the kernel's: lower-case letters,
+            digits and dashes.
 
     Raises:
         UserError: a repo id that is none, or a folder that holds something.
@@ -68,8 +70,8 @@ def write_kernel(folder: str | Path, *, repo_id: str = DEFAULT_REPO_ID) -> Path:
     match = re.fullmatch(r"[\w.-]+/([a-z][-a-z0-9]*[a-z0-9])", repo_id)
     if match is None:
         raise UserError(
-            f"{repo_id!r}: cannot be the repo id of a kernel; give owner/name, the name in lower-case letters, digits and "
-            f"dashes, such as {DEFAULT_REPO_ID}"
+            f"{repo_id!r}: cannot be the repo id of a kernel; give owner/name, the name in lower-case letters, digits "
+            f"and dashes, such as {DEFAULT_REPO_ID}"
         )
     package, place = distribution("reluformer"), Path(modeling_reluformer.__file__).parent
     modules = {name: (place / name).read_text(encoding="utf-8") for name in MODULES}

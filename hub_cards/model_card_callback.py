@@ -1,4 +1,5 @@
-"""For a plain `Trainer`: records what the model card needs, and lets the Trainer write this package's card instead of its own."""
+"""For a plain `Trainer`: records what the model card needs, and lets the Trainer write this package's card instead of
+its own."""
 
 from __future__ import annotations
 
@@ -29,12 +30,13 @@ _NOT_METRICS = {"runtime", "samples_per_second", "steps_per_second", "model_prep
 
 
 class ModelCardCallback(TrainerCallback):
-    """Writes `training_record.json` into `output_dir` when a training ends, and replaces the Trainer's `create_model_card`.
+    """Writes `training_record.json` into `output_dir` when a training ends, and replaces the Trainer's
+    `create_model_card`.
 
-    The record holds the arguments, results, machine and versions that `reluformer card` and `reluformer publish` show, and
-    neither secrets nor paths. Its scores are those of the weights that the training ends with, or of the best ones with
-    `load_best_model_at_end`; evaluations and predictions after the training are added. `trainer.create_model_card()` and
-    `trainer.push_to_hub()` write the card of `reluformer card` then.
+    The record holds the arguments, results, machine and versions that `reluformer card` and `reluformer publish` show,
+    and neither secrets nor paths. Its scores are those of the weights that the training ends with, or of the best ones
+    with `load_best_model_at_end`; evaluations and predictions after the training are added.
+    `trainer.create_model_card()` and `trainer.push_to_hub()` write the card of `reluformer card` then.
 
         trainer = Seq2SeqTrainer(…)
         trainer.add_callback(ModelCardCallback(trainer, language=["de", "en"], license="cc0-1.0"))
@@ -102,7 +104,8 @@ class ModelCardCallback(TrainerCallback):
         """In place of the Trainer's: writes README.md into `output_dir`, in which the model must be saved.
 
         Args:
-            language, license, told: with `dataset`, in place of the callback's. What else the Trainer tells, the card knows.
+            language, license, told: with `dataset`, in place of the callback's. What else the Trainer tells, the card
+                knows.
         """
         given = {"language": language, "license": license, "dataset": told.get("dataset")}
         if self._trainer.is_world_process_zero():

@@ -1,4 +1,5 @@
-"""What the folder of a model says about it: of a run, of a `Trainer` with `ModelCardCallback`, or of `save_pretrained`."""
+"""What the folder of a model says about it: of a run, of a `Trainer` with `ModelCardCallback`, or of
+`save_pretrained`."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ from reluformer.translating.loading import load_model_config
 class ModelKind(NamedTuple):
     """A type of model. What the card says of each is in `card_template.md`.
 
-    task: the Hub's name of what it does. auto_class, preprocessor: Transformers' classes that load the model and what makes its
-        inputs.
+    task: the Hub's name of what it does. auto_class, preprocessor: Transformers' classes that load the model and what
+        makes its inputs.
     """
 
     task: str
@@ -44,11 +45,13 @@ MODEL_KINDS = {
 
 
 def kind_of(model_type: Any, where: Any) -> ModelKind:
-    """The kind of a model; raises a `UserError` for a type without cards. where: what holds the model, for the message."""
+    """The kind of a model; raises a `UserError` for a type without cards. where: what holds the model, for the
+    message."""
     if model_type not in MODEL_KINDS:
         raise UserError(
-            f"{where}: holds a model of type {model_type!r}, expected {' or '.join(map(repr, MODEL_KINDS))}; for any other "
-            "model, use `create_model_card` and `push_to_hub` of its Trainer; ONNX graphs belong beside their published model"
+            f"{where}: holds a model of type {model_type!r}, expected {' or '.join(map(repr, MODEL_KINDS))}; for any "
+            "other model, use `create_model_card` and `push_to_hub` of its Trainer; ONNX graphs belong beside their "
+            "published model"
         )
     return MODEL_KINDS[model_type]
 
@@ -179,6 +182,7 @@ def is_number(value: Any) -> bool:
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a path or id can only be meant as an id on the Hub: it is one in form, and no folder here is called so."""
+    """Whether a path or id can only be meant as an id on the Hub: it is one in form, and no folder here is called
+    so."""
     is_id = re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", name) and not name.startswith("runs/")
     return bool(is_id) and not Path(name).exists()

@@ -44,10 +44,11 @@ def publish(
     dataset: str | None = None,
     without_evaluation: bool = False,
 ) -> str | None:
-    """Uploads a finished run or another saved model to a repository of the Hub in one commit, and returns the commit's URL.
+    """Uploads a finished run or another saved model to a repository of the Hub in one commit, and returns the commit's
+    URL.
 
-    The card of the folder is written anew for that repository. Nothing is deleted from the repository. The token is that of
-    `hf auth login` or `HF_TOKEN`; `HF_ENDPOINT` names another Hub.
+    The card of the folder is written anew for that repository. Nothing is deleted from the repository. The token is
+    that of `hf auth login` or `HF_TOKEN`; `HF_ENDPOINT` names another Hub.
 
     Args:
         folder: of a finished run, the output_dir of a plain `Trainer`, or of `save_pretrained`.
@@ -58,7 +59,8 @@ def publish(
         without_evaluation: publish a model of which no score is known.
 
     Raises:
-        UserError: a model that is not to be published as it is, a wrong repository id, no token, or a refusal of the Hub.
+        UserError: a model that is not to be published as it is, a wrong repository id, no token, or a refusal of the
+            Hub.
     """
     if not re.fullmatch(r"(?!.*(--|\.\.))\w[\w.-]*/\w([\w.-]*\w)?", repo_id):
         raise UserError(f"--repo-id: {repo_id!r} is no repository; give owner/name, for example me/my-model")
@@ -112,7 +114,8 @@ def _require_finished(model: ModelFolder, without_evaluation: bool) -> None:
 
 
 def copy_with_code(folder: str | Path, target: str | Path) -> None:
-    """Copies the folder of a model, and writes the model's code and where it is beside the weights, as `save_pretrained` does.
+    """Copies the folder of a model, and writes the model's code and where it is beside the weights, as
+    `save_pretrained` does.
 
     The models that come with the package have none: the package serves them by its own.
 
@@ -133,8 +136,8 @@ def published_names(model: ModelFolder) -> list[str]:
     The recipe is not among them, since it may hold paths of this machine: the card holds its values.
 
     Raises:
-        UserError: weights, tokenizer or the model's code are missing or damaged, or a file holds a secret or a path of this
-            machine.
+        UserError: weights, tokenizer or the model's code are missing or damaged, or a file holds a secret or a path of
+            this machine.
     """
     load_whole(getattr(transformers, model.kind.auto_class), model.path)
     if model.kind.preprocessor == "AutoTokenizer":
@@ -151,8 +154,8 @@ def published_names(model: ModelFolder) -> list[str]:
     modules = {model.path / f"{reference.partition('.')[0]}.py" for reference in auto_map.values()}
     if model.kind.auto_class not in auto_map or not all(module.is_file() for module in modules):
         raise UserError(
-            f"{model.path}: lacks the model's code or its auto_map, without which only the package can load it; save the "
-            "model again with `import reluformer` and save_pretrained"
+            f"{model.path}: lacks the model's code or its auto_map, without which only the package can load it; save "
+            "the model again with `import reluformer` and save_pretrained"
         )
     imported = [Path(file) for module in modules for file in get_relative_import_files(module)]
     return names + sorted({path.name for path in (*modules, *imported)})

@@ -1,7 +1,8 @@
-"""A page that translates in the reader's browser and shows the attention of every head: static files, and no server of ours.
+"""A page that translates in the reader's browser and shows the attention of every head: static files, and no server of
+ours.
 
-ONNX Runtime and the tokenizer are JavaScript libraries from the npm registry, of one version each whose hash is checked. They are
-fetched once and kept in the cache; the page that is written asks nobody for anything.
+ONNX Runtime and the tokenizer are JavaScript libraries from the npm registry, of one version each whose hash is
+checked. They are fetched once and kept in the cache; the page that is written asks nobody for anything.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ def write_page(models: Sequence[str | Path], folder: str | Path, examples: Seque
     Args:
         models: folders or Hub ids of ReLUFormers.
         folder: new; it appears whole or not at all. Any web server serves it, a static Space of the Hub, too.
-        examples: texts to begin with; the page opens on the first. None given: sources that the first model's run has translated.
+        examples: texts to begin with; the page opens on the first. None given: sources that the first model's run has
+            translated.
 
     Raises:
         UserError: a folder in use; a model that does not export, or whose text goes through Moses; no libraries.
@@ -101,7 +103,8 @@ def _readme(names: Sequence[str], card: dict[str, Any]) -> str:
 
 
 def examples_of(model: str | Path) -> list[str]:
-    """A few short sources that a run has translated for its evaluation, else the `widget` of the card; none without either."""
+    """A few short sources that a run has translated for its evaluation, else the `widget` of the card; none without
+    either."""
     folder = Path(located(model))
     for path in sorted(folder.glob("translations.*.tsv")):
         sources = dict.fromkeys(source for source, _, _ in read_translations(path))
@@ -116,7 +119,8 @@ def _card(model: str | Path) -> dict[str, Any]:
 
 
 def _names(models: Sequence[str | Path]) -> list[str]:
-    """The last part of each path or id, which is its folder on the page, too; a number is added to one that occurs twice."""
+    """The last part of each path or id, which is its folder on the page, too; a number is added to one that occurs
+    twice."""
     names = [Path(model).resolve().name if Path(model).is_dir() else str(model).rpartition("/")[2] for model in models]
     return [name if names.index(name) == place else f"{name}-{place + 1}" for place, name in enumerate(names)]
 
@@ -165,7 +169,8 @@ def _about(config: PreTrainedConfig) -> str:
 
 
 def quality_of(model: str | Path) -> str:
-    """How good the translations are, as far as the model's folder says: its `figures.json`, else the scores of its card.
+    """How good the translations are, as far as the model's folder says: its `figures.json`, else the scores of its
+    card.
 
     Example: "everyday sentences, often wrong: BLEU 51 on sentences like those it was trained on, 19 on captions".
     """
@@ -180,8 +185,9 @@ def quality_of(model: str | Path) -> str:
 
 
 def doubt_of(model: str | Path) -> dict[str, float] | None:
-    """Below which mean log-probability of a token a translation is doubtful, `threshold`, and the share of bad ones among such
-    validation translations, `share`: what `python -m benchmarks.doubt` has measured of a model of the package; None of others."""
+    """Below which mean log-probability of a token a translation is doubtful, `threshold`, and the share of bad ones
+    among such validation translations, `share`: what `python -m benchmarks.doubt` has measured of a model of the
+    package; None of others."""
     path = Path(located(model)) / FIGURES_FILE
     measured = read_json(path, instead="restore it, or delete it").get("doubt") if path.is_file() else None
     if measured is None or measured["threshold"] is None:
@@ -209,7 +215,8 @@ def cached_libraries() -> Path:
     """The folder with the JavaScript libraries, which are fetched the first time.
 
     Raises:
-        UserError: the registry cannot be reached. RuntimeError: it gives another archive than the one whose hash is known.
+        UserError: the registry cannot be reached. RuntimeError: it gives another archive than the one whose hash is
+            known.
     """
     folder = library_folder()
     if folder.is_dir():

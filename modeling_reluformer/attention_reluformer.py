@@ -1,11 +1,12 @@
-"""What attention computes: its activations, the keys that a query can see with the row scale that follows, and the reference.
+"""What attention computes: its activations, the keys that a query can see with the row scale that follows, and the
+reference.
 
-Needs torch alone, and imports nothing of this package. For query i, with c = 1/sqrt(head_dim), the activation h and the row
-scale r_i:
+Needs torch alone, and imports nothing of this package. For query i, with c = 1/sqrt(head_dim), the activation h and the
+row scale r_i:
 
     weight_ij = r_i · h(c · q_i·k_j)  for visible j, else 0            point-wise (Eq. 6 with its r_i)
     weight_i  = h(c · q_i·k_·)        over the visible j               softmax, sparsemax, entmax15
-    S_i = sum_j weight_ij      T_i = sum_j weight_ij log weight_ij     so that the row entropy is H_i = log S_i - T_i / S_i
+    S_i = sum_j weight_ij      T_i = sum_j weight_ij log weight_ij  so that the row entropy is H_i = log S_i - T_i / S_i
 
     visible(b, i, j) = key_padding_mask[b, j]  and  (j <= i + query_offset, if causal)  and  (same segment, if packed)
     r_i = 1 / (gamma sqrt(n_i / 2))   variance (Eq. 6)        r_i = n_i^-alpha   length        r_i = 1   none
@@ -17,6 +18,8 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
+import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -82,7 +85,8 @@ class Visibility:
         return functools.reduce(torch.logical_and, masks) if masks else None
 
     def count(self, batch: int, queries: int, keys: int, device: torch.device) -> Tensor:
-        """n_i, the number of visible keys of each query, (batch, queries), float32, at least 1 (a row may see nothing)."""
+        """n_i, the number of visible keys of each query, (batch, queries), float32, at least 1 (a row may see
+        nothing)."""
         if self.given_mask is not None:
             counts = self.given_mask[:, 0].sum(-1)
         elif self.query_segments is not None:
@@ -101,8 +105,8 @@ class Visibility:
         return counts.expand(batch, queries).clamp_min(1).float()
 
     def segment_ends(self) -> tuple[Tensor, Tensor]:
-        """`cu_seqlens` of queries and keys, int32, in the rows laid end to end. Every number that either side of a row has is a
-        segment of both.
+        """`cu_seqlens` of queries and keys, int32, in the rows laid end to end. Every number that either side of a row
+        has is a segment of both.
 
         Raises:
             ValueError: the segments are not numbered in the order in which they stand.
@@ -115,8 +119,8 @@ class Visibility:
         count, *falls = torch.stack([count, *falls]).tolist()
         if any(falls):
             raise ValueError(
-                "Packed sequences must be numbered from 1, in the order in which they stand, with padding (0) at one end of all "
-                f"rows; got the segments {sides[falls.index(1)].tolist()}."
+                "Packed sequences must be numbered from 1, in the order in which they stand, with padding (0) at one "
+                f"end of all rows; got the segments {sides[falls.index(1)].tolist()}."
             )
         rows = torch.arange(len(sides[0]), device=sides[0].device).unsqueeze(1)
         numbers = torch.arange(count, device=rows.device).repeat(len(rows), 1)
@@ -152,14 +156,16 @@ def within(offset: int | Tensor, low: int, high: int) -> int | Tensor:
 
 
 def sinusoidal_table(positions: int, features: int) -> Tensor:
-    """Sinusoidal positions, (positions, features) in float64: sines in the first half of the features, cosines in the second."""
+    """Sinusoidal positions, (positions, features) in float64: sines in the first half of the features, cosines in the
+    second."""
     rates = 10000.0 ** (-torch.arange(0, features, 2, dtype=torch.float64, device="cpu") / features)
     angles = torch.arange(positions, dtype=torch.float64, device="cpu").unsqueeze(1) * rates
     return torch.cat([angles.sin(), angles.cos()[:, : features // 2]], dim=1)
 
 
 def positions_from_segments(segments: Tensor) -> Tensor:
-    """Position of each token in its packed sequence, from 0; equal numbers must stand side by side. (batch, queries)."""
+    """Position of each token in its packed sequence, from 0; equal numbers must stand side by side. (batch,
+    queries)."""
     index = torch.arange(segments.shape[1], device=segments.device).expand_as(segments)
     starts = torch.ones_like(segments, dtype=torch.bool)
     starts[:, 1:] = segments[:, 1:] != segments[:, :-1]
@@ -171,8 +177,8 @@ def scale_of_rows(
 ) -> Tensor | None:
     """r_i, in the shape and dtype of `visible_keys`; None for 1.
 
-    visible_keys: n_i, (batch, 1 or heads, queries), at least 1. scaling: one of `ATTENTION_SCALINGS`. gamma: of "variance", a
-    number or (heads,); None: the caller divides by it. alpha: of "length"; default 1.
+    visible_keys: n_i, (batch, 1 or heads, queries), at least 1. scaling: one of `ATTENTION_SCALINGS`. gamma: of
+    "variance", a number or (heads,); None: the caller divides by it. alpha: of "length"; default 1.
     """
     if scaling == "none":
         return None
@@ -182,6 +188,35 @@ def scale_of_rows(
     if gamma is None:
         return scale
     return scale / gamma.to(scale.dtype).view(-1, 1) if isinstance(gamma, Tensor) else scale.div_(gamma)
+
+
+def check_row_scale(scaling: str, gamma: object, alpha: object, prefix: str = "") -> None:
+    """Refuses an unknown scaling, and a gamma or alpha out of its range; None and tensors of gamma pass.
+
+    prefix: of their names in the message, such as "attention_" for the fields of a configuration.
+
+    Raises:
+        ValueError: what was given and what was expected.
+    """
+    if scaling not in ATTENTION_SCALINGS:
+        raise ValueError(f"{prefix}scaling={scaling!r} is unknown; choose one of {', '.join(ATTENTION_SCALINGS)}.")
+    if gamma is not None and not isinstance(gamma, Tensor) and not (is_number(gamma) and 0 < gamma < math.inf):
+        raise ValueError(f"{prefix}gamma={described(gamma)} must be a finite number above 0.")
+    if alpha is not None and not (is_number(alpha) and 0 <= alpha <= LARGEST_ALPHA):
+        raise ValueError(f"{prefix}alpha={described(alpha)} must be a number from 0 to {LARGEST_ALPHA}.")
+
+
+def is_number(value: object) -> bool:
+    """Whether it is one real number: of Python or numpy, or a size that a compiled graph does not know yet."""
+    return isinstance(value, (int, float, torch.SymInt, torch.SymFloat, numbers.Real))
+
+
+def described(value: object) -> str:
+    """What a message says of an argument: dtype and shape of a tensor, else the value, or its type where it is long."""
+    if isinstance(value, Tensor):
+        return f"{value.dtype} {tuple(value.shape)}"
+    text = repr(value)
+    return text if len(text) <= 40 and "\n" not in text else f"a {type(value).__name__}"
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -195,7 +230,8 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 class AttentionResult(NamedTuple):
     """What an attention function of this package returns. A field that was not asked for is None.
 
-    output: (batch, heads, queries, head_dim), in the value's dtype. weights: (batch, heads, queries, keys), before dropout.
+    output: (batch, heads, queries, head_dim), in the value's dtype. weights: (batch, heads, queries, keys), before
+        dropout.
     row_sum, row_sum_log: S and T, (batch, heads, queries), float32 (float64 for float64 inputs).
     """
 
@@ -220,8 +256,8 @@ def reference_attention(
     """Attention with all its weights in memory, which grows with queries × keys.
 
     Args:
-        query: (batch, heads, queries, head_dim). key, value: (batch, key_heads, keys, head_dim); neighbouring query heads share a
-            head of keys.
+        query: (batch, heads, queries, head_dim). key, value: (batch, key_heads, keys, head_dim); neighbouring query
+            heads share a head of keys.
         activation: one of `POINTWISE` and `NORMALIZED`.
         mask: boolean, broadcastable to (batch, heads, queries, keys), True where the key is visible.
         row_scale: r_i, broadcastable to (batch, heads, queries); point-wise activations only.
@@ -264,9 +300,9 @@ def _normalized_weights(scores: Tensor, activation: str, mask: Tensor | None) ->
             scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
         weights = torch.softmax(scores, dim=-1)
     else:
-        # Both search a threshold by sums of scores and of their squares. Half precision is too coarse for that, and so are
-        # sums with the huge negative numbers of a mask. A score 2 below the highest gets no weight from either, so 4 below
-        # hides a key exactly.
+        # Both search a threshold by sums of scores and of their squares. Half precision is too coarse for that, and so
+        # are sums with the huge negative numbers of a mask. A score 2 below the highest gets no weight from either, so
+        # 4 below hides a key exactly.
         exact = scores.to(wide(scores.dtype))
         if mask is not None:
             highest = exact.masked_fill(~mask, torch.finfo(exact.dtype).min).amax(dim=-1, keepdim=True)

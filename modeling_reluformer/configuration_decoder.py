@@ -39,24 +39,26 @@ class ReLUFormerDecoderConfig(AttentionConfig):
     Configuration of a [`ReLUFormerDecoderModel`]. The defaults are GPT-2's architecture in its smallest size, with ReLU
     attention and without dropout.
 
-    The presets are `gpt2` (softmax attention), `normalization_free` (arXiv 2410.09637: softmax attention, a ReLU between the
-    layers of the FFN, no norm but the last, and the start of its authors) and `llama_relu` (Llama's architecture, with a ReLU for
-    SiLU in the FFN and for the softmax of attention). They name neither sizes nor dropout.
+    The presets are `gpt2` (softmax attention), `normalization_free` (arXiv 2410.09637: softmax attention, a ReLU
+    between the layers of the FFN, no norm but the last, and the start of its authors) and `llama_relu` (Llama's
+    architecture, with a ReLU for SiLU in the FFN and for the softmax of attention). They name neither sizes nor
+    dropout.
 
-    It has the fields of [`AttentionConfig`] and those that follow. A wrong value raises a `ValueError` that names the field, the
-    value and the valid choices.
+    It has the fields of [`AttentionConfig`] and those that follow. A wrong value raises a `ValueError` that names the
+    field, the value and the valid choices.
 
     Args:
         intermediate_size (`int`, *optional*): width of the FFN. Default: `4 * hidden_size`.
-        num_key_value_heads (`int`, *optional*): heads of keys and values, which neighbouring queries share. Default: no sharing.
+        num_key_value_heads (`int`, *optional*): heads of keys and values, which neighbouring queries share. Default: no
+            sharing.
         head_dim (`int`, *optional*): features of a head. Default: `hidden_size / num_attention_heads`.
         normalization (`str`, defaults to `"pre"`): a norm before attention and FFN of each layer, or `none`.
         final_norm (`bool`, defaults to `True`): a norm behind the last layer.
         norm_type (`str`, defaults to `"layer_norm"`): `layer_norm` or `rms_norm`; `norm_eps` is the epsilon of both.
         position_embedding (`str`, defaults to `"learned"`):
             `learned`, a table of `max_position_embeddings` rows; or `rotary` (arXiv 2104.09864), as in Llama.
-        rope_parameters (`dict`, *optional*): of rotary positions, as Transformers has them. Default: `rope_theta` 10000.
-        ffn_type (`str`, defaults to `"mlp"`):
+        rope_parameters (`dict`, *optional*): of rotary positions, as Transformers has them. Default: `rope_theta`
+        10000. ffn_type (`str`, defaults to `"mlp"`):
             With `f` for `hidden_act`: `mlp`, `W2 f(W1 x)`; `glu`, `W3 (f(W1 x) * W2 x)` (SwiGLU, ReGLU); `dglu`,
             `W3 (f(W1 x) * f(W2 x))` (dReLU).
         hidden_act (`str`, defaults to `"gelu_new"`): any name of `ACT2FN`; also given as `activation_function`.
@@ -64,13 +66,14 @@ class ReLUFormerDecoderConfig(AttentionConfig):
             Biases of the projections of attention to queries and keys, to values, and of its output; of the FFN.
         init_std (`float`, defaults to 0.02): standard deviation of all initial weights; biases are 0.
         scale_residual_init (`bool`, defaults to `True`):
-            Divide `init_std` by `sqrt(2 * num_hidden_layers)` for the last projection of attention and FFN, as in GPT-2.
+            Divide `init_std` by `sqrt(2 * num_hidden_layers)` for the last projection of attention and FFN, as in
+            GPT-2.
         embedding_dropout, dropout, activation_dropout (`float`, default to 0.0):
             Dropout of the input of the first layer, of the output of each attention and FFN, and within the FFN.
         label_smoothing (`float`, defaults to 0.0): of the model's own loss, which holds the regulariser too.
         skip_logits (`bool`, defaults to `False`):
-            In training with labels, compute the loss without logits, which are then None in the output. `forward` takes the same
-            argument.
+            In training with labels, compute the loss without logits, which are then None in the output. `forward` takes
+            the same argument.
     """
 
     model_type = "reluformer_decoder"

@@ -13,13 +13,12 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import logging
 
 from .attention_reluformer import (
-    ATTENTION_SCALINGS,
     DEFAULT_ALPHA,
     DEFAULT_GAMMA,
-    LARGEST_ALPHA,
     NON_NEGATIVE,
     NORMALIZED,
     POINTWISE,
+    check_row_scale,
 )
 from .loss_reluformer import DEFAULT_ENTROPY_MARGIN, LossParts
 
@@ -27,10 +26,12 @@ logger = logging.get_logger(__name__)
 
 DEFAULT_REGULARIZATION_WEIGHT = 0.01  # the paper gives no value
 
-# What the installed Transformers calls the cache, as an argument and in outputs: `past_key_values` until 5.23, `cache` from 5.24.
+# What the installed Transformers calls the cache, as an argument and in outputs: `past_key_values` until 5.23, `cache`
+# from 5.24.
 CACHE_NAME = "cache" if "cache" in {field.name for field in fields(BaseModelOutputWithPast)} else "past_key_values"
 
-# What a pass with labels returns beside loss and logits; predictions of the Trainer leave it out (`keys_to_ignore_at_inference`).
+# What a pass with labels returns beside loss and logits; predictions of the Trainer leave it out
+# (`keys_to_ignore_at_inference`).
 LOSS_PARTS = tuple(field.name for field in fields(LossParts))
 
 
@@ -70,7 +71,6 @@ _RULES: dict[str, Callable[[float], bool]] = {
     "lie in [0, 1)": lambda number: 0 <= number < 1,
     "lie in (0, 1]": lambda number: 0 < number <= 1,
     "lie in [0, 1]": lambda number: 0 <= number <= 1,
-    f"lie in [0, {LARGEST_ALPHA}]": lambda number: 0 <= number <= LARGEST_ALPHA,
     "be a finite number above 0": lambda number: 0 < number < math.inf,
     "be a finite number of at least 0": lambda number: 0 <= number < math.inf,
     "be at least 1": lambda number: number >= 1,
@@ -80,20 +80,21 @@ _RULES: dict[str, Callable[[float], bool]] = {
 @strict
 class AttentionConfig(PreTrainedConfig):
     r"""
-    The fields of attention, of its regulariser and of zeros in feed-forward networks (FFN), which mean the same in every
-    configuration of this package. An FFN's activations are what its last projection multiplies; with a gate, the fields `ffn_*`
-    are about the activation of the gate, and `ffn_l1_weight` about the product.
+    The fields of attention, of its regulariser and of zeros in feed-forward networks (FFN), which mean the same in
+    every configuration of this package. An FFN's activations are what its last projection multiplies; with a gate, the
+    fields `ffn_*` are about the activation of the gate, and `ffn_l1_weight` about the product.
 
     Args:
         attention_activation (`str`, defaults to `"relu"`):
-            What turns a score `q·k/sqrt(head_dim)` into a weight: a point-wise activation, one of `POINTWISE`, or `softmax`,
-            `sparsemax`, `entmax15`, whose rows sum to one (the last two need the package `entmax`).
+            What turns a score `q·k/sqrt(head_dim)` into a weight: a point-wise activation, one of `POINTWISE`, or
+            `softmax`, `sparsemax`, `entmax15`, whose rows sum to one (the last two need the package `entmax`).
         attention_scaling (`str`, *optional*):
             Row scale of point-wise weights over the `n_i` keys that query `i` can see: `variance` is
             `1 / (gamma * sqrt(n_i / 2))` (Eq. 6), `length` is `n_i ** -alpha` (arXiv 2309.08586), `none` is 1.
             Default: `variance` for point-wise activations, `none` for the others, which allow nothing else.
         attention_gamma (`float`, defaults to 16.0): `gamma` of the variance scaling.
-        attention_gamma_learnable (`bool`, defaults to `False`): one trained `gamma` per head, starting at `attention_gamma`.
+        attention_gamma_learnable (`bool`, defaults to `False`): one trained `gamma` per head, starting at
+            `attention_gamma`.
         attention_alpha (`float`, defaults to 1.0): `alpha` of the length scaling, in [0, 2].
         attention_output_norm (`str`, defaults to `"none"`):
             Norm over the merged heads, before the output projection: `none`, `layer_norm`, or `gated_rms`, ReLA's
@@ -104,20 +105,22 @@ class AttentionConfig(PreTrainedConfig):
         regularization_weight (`float`, *optional*):
             `lambda`, the weight of `L_reg` (Eq. 7). Default: 0.01 for `relu` with variance scaling, else 0.
         regularization_share (`float`, defaults to 1.0):
-            The probability, in (0, 1], with which a pass in training takes each attention module into `L_reg`, whose sum is
-            divided by it: the loss is right in the mean. The other modules are spared the statistics of their rows. Evaluation
-            always takes all.
+            The probability, in (0, 1], with which a pass in training takes each attention module into `L_reg`, whose
+            sum is divided by it: the loss is right in the mean. The other modules are spared the statistics of their
+            rows. Evaluation always takes all.
         entropy_margin (`float`, defaults to 0.7): `C_i = entropy_margin * log(n_i)` in Eq. 7.
         ffn_top_k (`int`, *optional*):
             Keep the `k` activations of each token that are largest in magnitude, and set the others to 0.
         activation_sparsity_pattern (`float` or list of `float`, *optional*):
             Statistical top-k, by the field's name in Gemma 3n: before the activation, each score becomes
-            `relu(score - (mean + std * q))` over the scores of the token, where `q` is the normal quantile of this share, about
-            which becomes 0. One number for all layers, or one for each (of encoder, then decoder); 0 leaves a layer as it is.
+            `relu(score - (mean + std * q))` over the scores of the token, where `q` is the normal quantile of this
+            share, about which becomes 0. One number for all layers, or one for each (of encoder, then decoder); 0
+            leaves a layer as it is.
         ffn_threshold (`float`, defaults to 0.0):
             Set activations to 0 whose magnitude is below it; with a ReLU that is FATReLU.
         ffn_l1_weight (`float`, defaults to 0.0):
-            Weight, in the model's own loss, of the mean over FFNs and tokens of `‖a‖₁`, the sum of the activations' magnitudes.
+            Weight, in the model's own loss, of the mean over FFNs and tokens of `‖a‖₁`, the sum of the activations'
+            magnitudes.
     """
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
@@ -169,11 +172,12 @@ class AttentionConfig(PreTrainedConfig):
             raise ValueError(f"{name!r} is not a field of {cls.__name__}; did you mean {' or '.join(near)}?")
 
     def take_other_names(self, given: dict[str, Any]) -> None:
-        """Moves what is given under another name of a field (see `attribute_map`) to the field, where the checks find it.
+        """Moves what is given under another name of a field (see `attribute_map`) to the field, where the checks find
+        it.
 
         Raises:
-            ValueError: a preset, or a name that is nearly a field's. In a saved configuration it passes: another version may have
-                written it.
+            ValueError: a preset, or a name that is nearly a field's. In a saved configuration it passes: another
+                version may have written it.
         """
         for name in self.attribute_map.keys() & given.keys():
             setattr(self, self.attribute_map[name], given.pop(name))
@@ -195,19 +199,18 @@ class AttentionConfig(PreTrainedConfig):
             )
 
     def resolve_attention(self) -> None:
-        """Puts in the defaults that depend on other fields, and checks all: bad values, and pairs that exclude each other."""
+        """Puts in the defaults that depend on other fields, and checks all: bad values, and pairs that exclude each
+        other."""
         self.require_choice("attention_activation", (*POINTWISE, *NORMALIZED))
         if self.attention_scaling is None:
             self.attention_scaling = self.pointwise_scaling if self.attention_activation in POINTWISE else "none"
         if self.regularization_weight is None:
             by_the_paper = self.attention_activation == "relu" and self.attention_scaling == "variance"
             self.regularization_weight = DEFAULT_REGULARIZATION_WEIGHT if by_the_paper else 0.0
-        self.require_choice("attention_scaling", ATTENTION_SCALINGS)
+        check_row_scale(self.attention_scaling, self.attention_gamma, self.attention_alpha, prefix="attention_")
         self.require_choice("attention_output_norm", ("none", "layer_norm", "gated_rms"))
         self._check_combinations()
-        self.require(f"lie in [0, {LARGEST_ALPHA}]", "attention_alpha")
         self.require("lie in [0, 1]", "entropy_margin")
-        self.require("be a finite number above 0", "attention_gamma")
         self.require("be a finite number of at least 0", "regularization_weight")
         self.require("lie in (0, 1]", "regularization_share")
 
@@ -217,20 +220,21 @@ class AttentionConfig(PreTrainedConfig):
         return self.num_hidden_layers
 
     def check_regularization_share(self) -> None:
-        """Raises a `ValueError` for a share of less than one attention module, with which some passes would measure none."""
+        """Raises a `ValueError` for a share of less than one attention module, with which some passes would measure
+        none."""
         modules = self.attention_modules
         if self.regularization_share * modules < 1:
             raise ValueError(
-                f"regularization_share={self.regularization_share} is less than one of the {modules} attention modules; give at "
-                f"least 1/{modules}, {math.ceil(1e4 / modules) / 1e4}."
+                f"regularization_share={self.regularization_share} is less than one of the {modules} attention "
+                f"modules; give at least 1/{modules}, {math.ceil(1e4 / modules) / 1e4}."
             )
 
     def _check_combinations(self) -> None:
         activation = self.attention_activation
         if activation in NORMALIZED and self.attention_scaling != "none":
             raise ValueError(
-                f"attention_scaling={self.attention_scaling!r} is for point-wise activations; rows of {activation!r} sum to "
-                f"one already. Use 'none', or one of the activations {', '.join(POINTWISE)}."
+                f"attention_scaling={self.attention_scaling!r} is for point-wise activations; rows of {activation!r} "
+                f"sum to one already. Use 'none', or one of the activations {', '.join(POINTWISE)}."
             )
         if self.attention_gamma_learnable and self.attention_scaling != "variance":
             raise ValueError(
@@ -240,7 +244,8 @@ class AttentionConfig(PreTrainedConfig):
         if self.regularization_weight != 0 and activation not in NON_NEGATIVE:
             raise ValueError(
                 f"regularization_weight={self.regularization_weight} needs point-wise weights that are never negative "
-                f"({', '.join(NON_NEGATIVE)}), since it takes their logarithm; attention_activation is {activation!r}. Use 0."
+                f"({', '.join(NON_NEGATIVE)}), since it takes their logarithm; attention_activation is {activation!r}. "
+                "Use 0."
             )
         if self.attention_alpha != DEFAULT_ALPHA and self.attention_scaling != "length":
             logger.warning_once(
@@ -259,22 +264,24 @@ class AttentionConfig(PreTrainedConfig):
                 raise ValueError(f"{name}={getattr(self, name)} must {rule}.")
 
     def check_feed_forward(self, activation: str, layers: int, *widths: int) -> None:
-        """Checks these fields for FFNs of an `activation`, as many as `layers`, of these `widths`; softmax has no zeros."""
+        """Checks these fields for FFNs of an `activation`, as many as `layers`, of these `widths`; softmax has no
+        zeros."""
         pattern = self.activation_sparsity_pattern
         if self.ffn_top_k is not None and not 1 <= self.ffn_top_k <= min(widths):
             raise ValueError(f"ffn_top_k={self.ffn_top_k} must be from 1 to {min(widths)}, the width of the FFN.")
         self.require("be a finite number of at least 0", "ffn_threshold", "ffn_l1_weight")
         if isinstance(pattern, list) and len(pattern) != layers:
             raise ValueError(
-                f"activation_sparsity_pattern has {len(pattern)} numbers; give one number, or {layers}, one for each layer."
+                f"activation_sparsity_pattern has {len(pattern)} numbers; give one number, or {layers}, one for each "
+                "layer."
             )
         if not all(0 <= share < 1 for share in (pattern if isinstance(pattern, list) else [pattern or 0])):
             raise ValueError(f"activation_sparsity_pattern={pattern} must hold shares of at least 0 and below 1.")
         for name in ("ffn_top_k", "activation_sparsity_pattern", "ffn_threshold", "ffn_l1_weight"):
             if activation == "softmax" and getattr(self, name):
                 raise ValueError(
-                    f"{name}={getattr(self, name)} is for point-wise activations of the FFN; it is 'softmax', whose weights "
-                    "are never 0 and sum to 1."
+                    f"{name}={getattr(self, name)} is for point-wise activations of the FFN; it is 'softmax', whose "
+                    "weights are never 0 and sum to 1."
                 )
 
 
@@ -304,8 +311,8 @@ def require_tensor_parallel(config: "ReLUFormerConfig", processes: int) -> None:
     for name, is_set in needs_all.items():
         if is_set:
             raise ValueError(
-                f"{name}={getattr(config, name)!r} does not go with tp_size={processes}: each process holds an equal share of "
-                "the heads, whole ones, and of the FFN's columns, and sees no others. Use tp_size=1."
+                f"{name}={getattr(config, name)!r} does not go with tp_size={processes}: each process holds an equal "
+                "share of the heads, whole ones, and of the FFN's columns, and sees no others. Use tp_size=1."
             )
 
 
@@ -314,17 +321,18 @@ class ReLUFormerConfig(AttentionConfig):
     r"""
     Configuration of a [`ReLUFormerModel`]. The defaults are the architecture of arXiv 2302.06461 in its WMT14 size.
 
-    The field names are Marian's, and those of [`AttentionConfig`]; what follows is ReLUFormer's own. A wrong value raises a
-    `ValueError` that names the field, the value and the valid choices.
+    The field names are Marian's, and those of [`AttentionConfig`]; what follows is ReLUFormer's own. A wrong value
+    raises a `ValueError` that names the field, the value and the valid choices.
 
     Args:
         ffn_output_norm (`str`, defaults to `"none"`): `none`, or `layer_norm` on the result of the FFN (Table 1).
         ffn_temperature (`float`, defaults to 1.0): divides the scores of a softmax FFN (§3.4).
-        activation_function (`str`, defaults to `"relu"`): any name of `ACT2FN`, or `softmax` (FFN as key-value memory, Eq. 2).
+        activation_function (`str`, defaults to `"relu"`): any name of `ACT2FN`, or `softmax` (FFN as key-value memory,
+            Eq. 2).
         label_smoothing (`float`, defaults to 0.1): of the model's own loss, which holds the regulariser too.
         skip_logits (`bool`, defaults to `False`):
-            In training with labels, compute the loss without logits, which are then None in the output. `forward` takes the same
-            argument.
+            In training with labels, compute the loss without logits, which are then None in the output. `forward` takes
+            the same argument.
         decoder_vocab_size (`int`, *optional*): defaults to `vocab_size`; may differ only with unshared embeddings.
         share_encoder_decoder_embeddings (`bool`, defaults to `True`): one embedding for source and target.
         init_std (`float`, *optional*):
@@ -392,7 +400,8 @@ class ReLUFormerConfig(AttentionConfig):
         self.base_model_tp_plan = self._tensor_parallel_plan()
 
     def _tensor_parallel_plan(self) -> dict[str, str]:
-        """How tensor parallelism cuts the model: whole heads of attention, columns of the FFN, rows of the embeddings."""
+        """How tensor parallelism cuts the model: whole heads of attention, columns of the FFN, rows of the
+        embeddings."""
         attention = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise", "out_proj": "rowwise"}
         if self.attention_gate:
             attention["gate_proj"] = "colwise"

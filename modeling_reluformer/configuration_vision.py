@@ -22,21 +22,22 @@ SIZES: dict[str, dict[str, int]] = {
 @strict
 class ReLUFormerVisionConfig(AttentionConfig):
     r"""
-    Configuration of a [`ReLUFormerVisionModel`]. The defaults are the architecture of arXiv 2309.08586 in the size of ViT-B/16.
+    Configuration of a [`ReLUFormerVisionModel`]. The defaults are the architecture of arXiv 2309.08586 in the size of
+    ViT-B/16.
 
     The field names are those of Transformers' `ViTConfig` and of [`AttentionConfig`], with two other defaults:
-    `attention_scaling` is `length` for point-wise activations, and `attention_qk_norm` is on. What follows is this class' own. A
-    wrong value raises a `ValueError` that names the field, the value and the valid choices.
+    `attention_scaling` is `length` for point-wise activations, and `attention_qk_norm` is on. What follows is this
+    class' own. A wrong value raises a `ValueError` that names the field, the value and the valid choices.
 
     Args:
         pooling (`str`, defaults to `"mean"`):
-            What stands for the whole picture after the last norm: `mean`, the mean over the patches, or `cls`, a token of its
-            own before them, as in ViT, with which there is one token more.
+            What stands for the whole picture after the last norm: `mean`, the mean over the patches, or `cls`, a token
+            of its own before them, as in ViT, with which there is one token more.
         pooler_act (`str`, *optional*):
             Activation of one more layer between pooling and classifier, for example `tanh`; None: no such layer.
         initialization (`str`, defaults to `"xavier"`):
-            Weights to start with: `xavier`, those of the paper's code (Xavier-uniform projections, a classifier of zeros), or
-            `normal`, ViT's (standard deviation `initializer_range`).
+            Weights to start with: `xavier`, those of the paper's code (Xavier-uniform projections, a classifier of
+            zeros), or `normal`, ViT's (standard deviation `initializer_range`).
         initializer_range (`float`, defaults to 0.02): standard deviation of the initialization `normal`.
         image_size, patch_size (`int` or pair of `int`): height and width in pixels; a patch must divide the picture.
     """

@@ -74,7 +74,8 @@ def eager_attention_forward(
     statistics: str = "none",
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """The reference, for every activation. Returns the output (batch, queries, heads, head_dim), the weights, S and T."""
+    """The reference, for every activation. Returns the output (batch, queries, heads, head_dim), the weights, S and
+    T."""
     mask = visibility.dense(query.shape[2], key.shape[2], query.device)
     options = {"row_scale": row_scale, "scale": scaling, "dropout_p": dropout, "statistics": statistics}
     result = reference_attention(query, key, value, activation=module.activation, mask=mask, **options)
@@ -102,17 +103,19 @@ def attention_visibility(
 
     Args:
         attention_mask: None, (batch, keys) with 1 for real tokens, or a whole boolean (batch, 1, queries, keys).
-            A causal (batch, seen) mask may be shorter than a static cache; keys that were not written yet are not visible.
+            A causal (batch, seen) mask may be shorter than a static cache; keys that were not written yet are not
+            visible.
 
     Raises:
-        ValueError: a mask of another shape, or with values other than 0 and 1; one of four dimensions that is not boolean or
-            comes with segments; segments that do not fit queries and keys, as with a cache.
+        ValueError: a mask of another shape, or with values other than 0 and 1; one of four dimensions that is not
+            boolean or comes with segments; segments that do not fit queries and keys, as with a cache.
     """
     for name, numbers, length in zip(("queries", "keys"), segments, (queries, keys), strict=True):
         if numbers is not None and numbers.shape != (batch, length):
             raise ValueError(
                 f"The segment ids of the {name} must have the shape (batch, {name}) = {(batch, length)}; got "
-                f"{tuple(numbers.shape)}. Packed sequences do not go with a cache that holds earlier tokens: pass them whole."
+                f"{tuple(numbers.shape)}. Packed sequences do not go with a cache that holds earlier tokens: pass them "
+                "whole."
             )
     if attention_mask is None:
         return Visibility(None, causal, query_offset, *segments)
@@ -126,8 +129,9 @@ def attention_visibility(
     if not fits:
         raise ValueError(
             f"An attention mask must have the shape (batch, keys) = ({batch}, {keys}) or "
-            f"(batch, 1, queries, keys) = ({batch}, 1, {queries}, {keys}); got {tuple(shape)}. One of four dimensions must be "
-            f"boolean, True where the key is visible, and goes without segment ids; this one is {attention_mask.dtype}."
+            f"(batch, 1, queries, keys) = ({batch}, 1, {queries}, {keys}); got {tuple(shape)}. One of four dimensions "
+            f"must be boolean, True where the key is visible, and goes without segment ids; this one is "
+            f"{attention_mask.dtype}."
         )
     if whole:
         return Visibility(given_mask=attention_mask)
@@ -139,7 +143,8 @@ def attention_visibility(
 
 
 def _refuse_additive(mask: Tensor, visible: Tensor) -> None:
-    """Additive masks, 0 where the key is visible, would be read the wrong way round. Integers are checked on a CPU alone."""
+    """Additive masks, 0 where the key is visible, would be read the wrong way round. Integers are checked on a CPU
+    alone."""
     if mask.dtype == torch.bool or is_compiling() or not (mask.is_floating_point() or mask.device.type == "cpu"):
         return
     if not (visible == mask).all():
@@ -152,7 +157,8 @@ def _refuse_additive(mask: Tensor, visible: Tensor) -> None:
 def library_mask(
     implementation: str, visibility: Visibility, queries: int, keys: int, device: torch.device
 ) -> Tensor | None:
-    """The mask for the library's own functions, boolean for `sdpa`, else (batch, keys); None where causality alone hides keys."""
+    """The mask for the library's own functions, boolean for `sdpa`, else (batch, keys); None where causality alone
+    hides keys."""
     if implementation in OWN_IMPLEMENTATIONS:
         return None
     padding = visibility.key_padding_mask
@@ -173,12 +179,13 @@ def library_mask(
 
 @dataclass(frozen=True)
 class AttentionContext:
-    """What all layers of a stack share in one forward pass, for one kind of attention (encoder self, decoder self, cross).
+    """What all layers of a stack share in one forward pass, for one kind of attention (encoder self, decoder self,
+    cross).
 
     attend: the attention function of the implementation. visibility: which keys each query sees. mask: the same for the
     library's own functions.
-    visible_keys: n_i, (batch, queries). row_scale: r_i of Eq. 6 (or of the length scaling), (batch, 1, queries), float32 or
-    float64, without gamma where that is learned, which differs from layer to layer; None for 1.
+    visible_keys: n_i, (batch, queries). row_scale: r_i of Eq. 6 (or of the length scaling), (batch, 1, queries),
+    float32 or float64, without gamma where that is learned, which differs from layer to layer; None for 1.
     measured: what the loss needs of the layers; None without labels.
     rotation: cosines and sines of rotary positions, (batch or 1, 1, queries, head_dim) each; None where there are none.
     """
@@ -268,7 +275,8 @@ class GatedRMSNorm(nn.Module):
 
 
 def rotated(states: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Rotary positions (arXiv 2104.09864), as in Llama: states (batch, heads, length, head_dim), the others with one head."""
+    """Rotary positions (arXiv 2104.09864), as in Llama: states (batch, heads, length, head_dim), the others with one
+    head."""
     first, second = states.chunk(2, dim=-1)
     return states * cosines + torch.cat([-second, first], dim=-1) * sines
 
@@ -326,11 +334,12 @@ class ReLUFormerAttention(nn.Module):
         key_value_states: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None, tuple[Tensor | None, Tensor | None]]:
-        """hidden_states (batch, queries, features) → the same, the weights if `eager`, S and T of the rows, None if not wanted.
+        """hidden_states (batch, queries, features) → the same, the weights if `eager`, S and T of the rows, None if not
+        wanted.
 
-        key_value_states: (sources, keys, features). Where `batch` is a multiple of `sources`, neighbouring rows share a source:
-        they are computed as further queries of it, so that its keys are held and read once. The cache is among `kwargs`, by the
-        name at which the library's checkpointing of layers removes it.
+        key_value_states: (sources, keys, features). Where `batch` is a multiple of `sources`, neighbouring rows share a
+        source: they are computed as further queries of it, so that its keys are held and read once. The cache is among
+        `kwargs`, by the name at which the library's checkpointing of layers removes it.
         """
         cache = kwargs.pop(CACHE_NAME, None)
         batch, queries, features = hidden_states.shape
@@ -403,7 +412,8 @@ class ReLUFormerAttention(nn.Module):
 
 
 class SparseActivation(nn.Module):
-    """An activation with more zeros: statistical top-k of the scores, the function, a threshold, exact top-k, in this order.
+    """An activation with more zeros: statistical top-k of the scores, the function, a threshold, exact top-k, in this
+    order.
 
     sparsity, threshold, top_k: as `activation_sparsity_pattern`, `ffn_threshold` and `ffn_top_k` of a configuration.
     `negative_probability`: in training mode, each score below 0 goes through SiLU with this probability.
@@ -435,7 +445,8 @@ class SparseActivation(nn.Module):
 
 
 def feed_forward_activation(config: AttentionConfig, activation: str, layer: int) -> nn.Module:
-    """The activation of the FFN of one layer, which is that of `ACT2FN` itself where the configuration asks for no more zeros."""
+    """The activation of the FFN of one layer, which is that of `ACT2FN` itself where the configuration asks for no more
+    zeros."""
     function, pattern = ACT2FN[activation], config.activation_sparsity_pattern
     sparsity = float(pattern[layer] if isinstance(pattern, list) else pattern or 0.0)
     if not sparsity and not config.ffn_threshold and config.ffn_top_k is None:
@@ -444,7 +455,8 @@ def feed_forward_activation(config: AttentionConfig, activation: str, layer: int
 
 
 def dropped(states: Tensor, probability: float, training: bool) -> Tensor:
-    """Dropout in training; else untouched, since even the call of torch's function costs a step of decoding microseconds."""
+    """Dropout in training; else untouched, since even the call of torch's function costs a step of decoding
+    microseconds."""
     return nn.functional.dropout(states, probability) if training else states
 
 
@@ -479,13 +491,15 @@ class ReLUFormerMLP(nn.Module):
         return update if row_weight is None else (update, activation_norms(activated, row_weight))
 
 
-# Of a layer: hidden states, norms of its FFN, and S and T of the rows of each of its attentions, (batch, heads, queries) each, or
-# None where they are not wanted. Not nested: reentrant checkpointing differentiates no tensor of an inner tuple.
+# Of a layer: hidden states, norms of its FFN, and S and T of the rows of each of its attentions, (batch, heads,
+# queries) each, or None where they are not wanted. Not nested: reentrant checkpointing differentiates no tensor of an
+# inner tuple.
 LayerOutput = tuple[Tensor | None, ...]
 
 
 class ReLUFormerPreNormLayer(GradientCheckpointingLayer):
-    """Self-attention and feed-forward network, each behind a norm: a layer of the language model and of the Vision Transformer.
+    """Self-attention and feed-forward network, each behind a norm: a layer of the language model and of the Vision
+    Transformer.
 
     make_norm: gives a new norm over the features.
     """
@@ -513,13 +527,14 @@ def require_positions(length: int, most: int) -> None:
     """Raises a `ValueError` for a sequence that is longer than `most`, the configuration's max_position_embeddings."""
     if length > most:
         raise ValueError(
-            f"A sequence of {length} tokens is longer than max_position_embeddings={most}: shorten it, or take a model with "
-            "more positions."
+            f"A sequence of {length} tokens is longer than max_position_embeddings={most}: shorten it, or take a model "
+            "with more positions."
         )
 
 
 def tokens_in(cache: Cache | None) -> int | Tensor:
-    """How many tokens a cache holds; of a static cache a tensor, copied since it counts in place while the layers write."""
+    """How many tokens a cache holds; of a static cache a tensor, copied since it counts in place while the layers
+    write."""
     seen = 0 if cache is None else cache.get_seq_length()
     return seen.clone() if isinstance(seen, Tensor) else seen
 
@@ -531,7 +546,8 @@ def token_positions(
     segments: Tensor | None,
     seen: int | Tensor = 0,
 ) -> Tensor:
-    """Positions of `length` tokens behind `seen` others in a cache, (batch or 1, length); padding on the left does not count.
+    """Positions of `length` tokens behind `seen` others in a cache, (batch or 1, length); padding on the left does not
+    count.
 
     attention_mask: (batch, seen + length), or wider with a static cache; one of four dimensions says nothing here.
     """
@@ -546,7 +562,8 @@ def token_positions(
 
 @dataclass
 class LayerSums:
-    """`attention_sums`: (modules, 5), see `module_sums`; `ffn_norms`: (FFNs,), see `activation_norms`; None: not asked for."""
+    """`attention_sums`: (modules, 5), see `module_sums`; `ffn_norms`: (FFNs,), see `activation_norms`; None: not asked
+    for."""
 
     attention_sums: Tensor | None = None
     ffn_norms: Tensor | None = None
@@ -566,9 +583,11 @@ def run_layers(
     cross_context: AttentionContext | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """hidden_states (batch, length, features) through all layers → the same, `attention_sums` and `ffn_norms` of them all.
+    """hidden_states (batch, length, features) through all layers → the same, `attention_sums` and `ffn_norms` of them
+    all.
 
-    Where there is a `cross_context`, each layer has a cross-attention to the `encoder_hidden_states` behind its self-attention.
+    Where there is a `cross_context`, each layer has a cross-attention to the `encoder_hidden_states` behind its
+    self-attention.
     """
     layers = list(layers)
     kinds = [context] if cross_context is None else [context, cross_context]
@@ -586,10 +605,11 @@ def run_layers(
 
 
 def _sums_of_kind(context: AttentionContext, rows: Sequence[tuple[Tensor | None, Tensor | None]]) -> Tensor | None:
-    """`module_sums` of the modules of one kind of attention, which share their shape and are computed at once, (modules, 5).
+    """`module_sums` of the modules of one kind of attention, which share their shape and are computed at once,
+    (modules, 5).
 
-    rows: S and T of each module, None where they were not wanted; the sums of such a module are 0. None where no statistics were
-    wanted at all.
+    rows: S and T of each module, None where they were not wanted; the sums of such a module are 0. None where no
+    statistics were wanted at all.
     """
     if context.measured is None or context.measured.statistics == "none":
         return None
@@ -616,13 +636,15 @@ def _sums_of_kind(context: AttentionContext, rows: Sequence[tuple[Tensor | None,
 
 # What Transformers names like this is part of the input: without it the result is another one.
 _INPUTS = re.compile(r"\w+_(ids|mask|embeds|values)|\w*labels|is_causal")
-# What Transformers gives every model, whether it reads it or not; the tokenizer where `generate` looks for `stop_strings`.
+# What Transformers gives every model, whether it reads it or not; the tokenizer where `generate` looks for
+# `stop_strings`.
 _PASSED_ON = ("return_dict", "use_cache", "tokenizer")
 
 
 def checked_keywords(forward: Callable[..., Any], more: Sequence[str] = ()) -> Callable[..., Any]:
-    """A decorator of forward passes: the cache may come by either name, and unknown keywords go through (each version of the
-    library has new ones), but for a part of the input and what nearly is a name of ours. `more`: what it takes in its kwargs."""
+    """A decorator of forward passes: the cache may come by either name, and unknown keywords go through (each version
+    of the library has new ones), but for a part of the input and what nearly is a name of ours. `more`: what it takes
+    in its kwargs."""
     known = {*inspect.signature(forward).parameters, *more}
     known |= {"past_key_values"} if "cache" in known else set()
 
@@ -654,7 +676,8 @@ def _check_unknown(model: PreTrainedModel, name: str, known: Iterable[str]) -> N
 
 
 class AttentionPreTrainedModel(PreTrainedModel):
-    """The base of all models. A subclass names its configuration and, in `auto_map`, the classes that a checkpoint serves."""
+    """The base of all models. A subclass names its configuration and, in `auto_map`, the classes that a checkpoint
+    serves."""
 
     config: AttentionConfig
     # The library names only the class that is saved, but a checkpoint of a base model or of a whole one serves both.
@@ -683,13 +706,15 @@ class AttentionPreTrainedModel(PreTrainedModel):
         )
 
     def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: Any) -> None:
-        """As in Transformers. A class that is registered for the Auto classes is saved with its code and the place of it."""
+        """As in Transformers. A class that is registered for the Auto classes is saved with its code and the place of
+        it."""
         if self._auto_class is not None:
             self.config.auto_map = dict(self.auto_map)
         super().save_pretrained(save_directory, **kwargs)
 
     def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *args: Any, **kwargs: Any) -> str:
-        """Checked before the library does, which would accept any name registered globally and any kernel of the Hub."""
+        """Checked before the library does, which would accept any name registered globally and any kernel of the
+        Hub."""
         activation = self.config.attention_activation
         usual = ["eager"] if self.config.output_attentions else valid_attention_implementations(activation)
         requested = attn_implementation or usual[0]
@@ -707,8 +732,8 @@ class AttentionPreTrainedModel(PreTrainedModel):
         asked = kwargs.get("output_attentions", self.config.output_attentions)
         if asked and self.config._attn_implementation != "eager":
             raise ValueError(
-                f"output_attentions=True needs attn_implementation='eager'; {self.config._attn_implementation!r} never holds "
-                "the weights. Call model.set_attn_implementation('eager') first."
+                f"output_attentions=True needs attn_implementation='eager'; {self.config._attn_implementation!r} never "
+                "holds the weights. Call model.set_attn_implementation('eager') first."
             )
 
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, name: str) -> Tensor:
@@ -735,7 +760,8 @@ class AttentionPreTrainedModel(PreTrainedModel):
         except IndexError as error:  # of a CPU, found by the lookup itself: a check before it would cost time
             size, (lowest, highest) = self.embed_tokens.num_embeddings, map(int, input_ids.aminmax())
             raise IndexError(
-                f"{name}input_ids holds ids from {lowest} to {highest}; the vocabulary of {size} tokens has 0 to {size - 1}."
+                f"{name}input_ids holds ids from {lowest} to {highest}; the vocabulary of {size} tokens has 0 to "
+                f"{size - 1}."
             ) from error
 
     @property
@@ -747,8 +773,8 @@ class AttentionPreTrainedModel(PreTrainedModel):
     def draw_modules(self) -> ModuleSample | None:
         """Whose regulariser a pass with labels computes; None: that of all attention modules.
 
-        `forward` draws for itself. A loop that compiles the model calls this before each pass in training and gives the result
-        as `module_sample`, since a random choice of what is computed cannot be part of a graph.
+        `forward` draws for itself. A loop that compiles the model calls this before each pass in training and gives the
+        result as `module_sample`, since a random choice of what is computed cannot be part of a graph.
         """
         config = self.config
         if not self.training or config.regularization_share == 1 or config.regularization_weight == 0:
@@ -762,8 +788,9 @@ class AttentionPreTrainedModel(PreTrainedModel):
         if not self.training or len(given.taken) != self.config.attention_modules:
             mode = "training" if self.training else "evaluation, which takes all of them"
             raise ValueError(
-                f"module_sample was given for {len(given.taken)} attention modules to a model of {self.config.attention_modules} "
-                f"in {mode}; give what draw_modules() of this model has returned for this pass."
+                f"module_sample was given for {len(given.taken)} attention modules to a model of "
+                f"{self.config.attention_modules} in {mode}; give what draw_modules() of this model has returned for "
+                "this pass."
             )
         return given
 
@@ -786,14 +813,15 @@ class AttentionPreTrainedModel(PreTrainedModel):
         )
 
     def _statistics(self) -> str:
-        """Which row statistics a pass with labels needs: those of the loss, and in evaluation all that can be reported."""
+        """Which row statistics a pass with labels needs: those of the loss, and in evaluation all that can be
+        reported."""
         config = self.config
         if (self._tp_size or 1) > 1:
             for name, weight in self._loss_weights().items():
                 if weight > 0:
                     raise ValueError(
-                        f"{name}={weight} needs all heads and neurons, of which a tensor-parallel process holds some: it "
-                        "computes no such loss. Set it to 0, leave labels out, or load the model with tp_size=1."
+                        f"{name}={weight} needs all heads and neurons, of which a tensor-parallel process holds some: "
+                        "it computes no such loss. Set it to 0, leave labels out, or load the model with tp_size=1."
                     )
             return "none"
         if config.attention_activation not in NON_NEGATIVE:
@@ -807,9 +835,9 @@ class AttentionPreTrainedModel(PreTrainedModel):
         for name, weight in self._loss_weights().items():
             if weight > 0 and not is_compiling():
                 logger.warning_once(
-                    f"A training pass without labels: the model's own loss, and with it the term of {name}={weight}, is not "
-                    "computed. The Trainer's label_smoothing_factor does that: leave it at 0 and set config.label_smoothing "
-                    "where there is one. So does TRL's SFTTrainer: see docs/decoder.md."
+                    f"A training pass without labels: the model's own loss, and with it the term of {name}={weight}, "
+                    "is not computed. The Trainer's label_smoothing_factor does that: leave it at 0 and set "
+                    "config.label_smoothing where there is one. So does TRL's SFTTrainer: see docs/decoder.md."
                 )
 
     @staticmethod
@@ -835,7 +863,8 @@ class AttentionPreTrainedModel(PreTrainedModel):
             found = f"for {tuple(hidden_states.shape[:2])} tokens that get logits; got {tuple(labels.shape)}"
             raise ValueError(f"labels need one label for each token, and no logits_to_keep: {found}.")
         logits, loss_sum = None, None
-        # what wraps, replaces or hooks the layer (LoRA, say, or offloading) computes other logits than its weight, or holds none
+        # what wraps, replaces or hooks the layer (LoRA, say, or offloading) computes other logits than its weight, or
+        # holds none
         whole = type(self.lm_head) is nn.Linear and (self._tp_size or 1) == 1 and "forward" not in vars(self.lm_head)
         whole = whole and not self.lm_head._forward_hooks and not self.lm_head._forward_pre_hooks
         if skip_logits and whole and vocabulary_loss is not None:
@@ -843,7 +872,8 @@ class AttentionPreTrainedModel(PreTrainedModel):
         else:
             if skip_logits and not is_compiling():
                 logger.warning_once(
-                    f"skip_logits saves no memory here, all logits are computed for the loss: lm_head, a {type(self.lm_head)}, "
+                    f"skip_logits saves no memory here, all logits are computed for the loss: lm_head, a "
+                    f"{type(self.lm_head)}, "
                     "is no whole nn.Linear or has hooks, or the package reluformer is not installed."
                 )
             logits = self.lm_head(hidden_states)

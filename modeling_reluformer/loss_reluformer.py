@@ -5,16 +5,17 @@
     H_i   = log S_i - T_i / S_i
     L_reg = |log S_i| + max(H_i - C_i, 0),     C_i = entropy_margin · log n_i
 
-An item is a target token, or an image. L_reg(b) is the mean over attention modules of the mean over heads and real query rows
-of sentence b. A dead row (S_i = 0) contributes 0 with gradient 0, and stays in the denominator of every mean. With
-N = `num_items_in_batch` the result does not depend on how a batch is cut into steps and processes.
+An item is a target token, or an image. L_reg(b) is the mean over attention modules of the mean over heads and real
+query rows of sentence b. A dead row (S_i = 0) contributes 0 with gradient 0, and stays in the denominator of every
+mean. With N = `num_items_in_batch` the result does not depend on how a batch is cut into steps and processes.
 
 Where `regularization_share` is below 1, a pass in training takes L_reg of a random share of the attention modules (see
-`ModuleSample`) and divides their sum by the share: the loss and its gradient are right in the mean over the draws, and the others
-need neither S nor T.
+`ModuleSample`) and divides their sum by the share: the loss and its gradient are right in the mean over the draws, and
+the others need neither S nor T.
 
-Where `ffn_l1_weight` is set, ffn_l1_weight · sum_b L1(b) · items_b is a third term of the sum: L1(b) is the mean over the
-feed-forward networks of the mean over the real rows of sentence b of ‖a‖₁, the sum of their activations' magnitudes.
+Where `ffn_l1_weight` is set, ffn_l1_weight · sum_b L1(b) · items_b is a third term of the sum: L1(b) is the mean over
+the feed-forward networks of the mean over the real rows of sentence b of ‖a‖₁, the sum of their activations'
+magnitudes.
 """
 
 from __future__ import annotations
@@ -34,10 +35,12 @@ IGNORED_LABEL = -100
 
 @dataclass
 class LossParts:
-    """With `labels`, the loss, its parts per item (a target token, an image) and means of the attention; scalars or None.
+    """With `labels`, the loss, its parts per item (a target token, an image) and means of the attention; scalars or
+    None.
 
     cross_entropy, regularization: loss = cross_entropy + config.regularization_weight · regularization (Eq. 7), plus
-        config.ffn_l1_weight · ffn_l1, the mean of `‖a‖₁`. For images `cross_entropy` is the loss of the kind of problem.
+        config.ffn_l1_weight · ffn_l1, the mean of `‖a‖₁`. For images `cross_entropy` is the loss of the kind of
+        problem.
     attention_sum, attention_entropy, dead_row_fraction: means of S, of H (nats) and of rows without any positive weight
         over all attention modules, heads and real query rows.
     """
@@ -54,15 +57,16 @@ class LossParts:
 class ModuleSample:
     """The attention modules whose regulariser one pass in training computes, spread evenly over the model.
 
-    Module m of M is taken where m · share + offset and (m + 1) · share + offset lie on two sides of a whole number, with one
-    offset drawn from [0, 1) for the pass: each module with probability `share`, and always about share · M of them.
-    For example share = 1/4 and M = 9: every fourth module, from one of the first four on, which makes two modules or three.
+    Module m of M is taken where m · share + offset and (m + 1) · share + offset lie on two sides of a whole number,
+    with one offset drawn from [0, 1) for the pass: each module with probability `share`, and always about share · M of
+    them. For example share = 1/4 and M = 9: every fourth module, from one of the first four on, which makes two modules
+    or three.
 
-    taken: of each module, in the order of the model's figures: all of the encoder, the self-attentions of the decoder, and its
-    cross-attentions.
+    taken: of each module, in the order of the model's figures: all of the encoder, the self-attentions of the decoder,
+    and its cross-attentions.
 
-    It is a value of Python, and so no part of a compiled graph: `torch.compile` makes one graph for each sample that it meets, in
-    which the modules that are not taken compute no statistics. A share of 1/4 has four of them.
+    It is a value of Python, and so no part of a compiled graph: `torch.compile` makes one graph for each sample that it
+    meets, in which the modules that are not taken compute no statistics. A share of 1/4 has four of them.
     """
 
     taken: tuple[bool, ...]
@@ -70,7 +74,8 @@ class ModuleSample:
     @classmethod
     @torch.compiler.disable(reason="give forward a module_sample: model.draw_modules() draws it outside the graph")
     def draw(cls, share: float, modules: int) -> ModuleSample:
-        """By one number of torch's generator of the CPU, which checkpoints of a training keep. `torch.compile` ends a graph."""
+        """By one number of torch's generator of the CPU, which checkpoints of a training keep. `torch.compile` ends a
+        graph."""
         offset = torch.rand((), dtype=torch.float64).item()
         steps = [math.floor(offset + share * module) for module in range(modules + 1)]
         return cls(tuple(after > before for before, after in itertools.pairwise(steps)))
@@ -80,9 +85,10 @@ class ModuleSample:
 class Measured:
     """What a pass with labels measures in a stack of layers, for its loss.
 
-    row_weight: (batch, queries), see `row_weights`. statistics: of the rows of attention, "none", "sum" or "sum+entropy".
-    ffn_norms: whether the `activation_norms` of the feed-forward networks, too. sample: of which attention modules the statistics
-    are taken; None: of all. first_module: the number in `sample` of the first module of the stack.
+    row_weight: (batch, queries), see `row_weights`. statistics: of the rows of attention, "none", "sum" or
+        "sum+entropy".
+    ffn_norms: whether the `activation_norms` of the feed-forward networks, too. sample: of which attention modules the
+    statistics are taken; None: of all. first_module: the number in `sample` of the first module of the stack.
     """
 
     row_weight: Tensor
@@ -104,7 +110,8 @@ def row_entropy(row_sum: Tensor, row_sum_log: Tensor) -> Tensor:
 
 
 def row_penalty(row_sum: Tensor, entropy: Tensor, visible_keys: Tensor, entropy_margin: float) -> Tensor:
-    """Eq. 7 for each row, (…, batch, heads, queries). `visible_keys`: n_i, at least 1, of a shape that broadcasts to the rows."""
+    """Eq. 7 for each row, (…, batch, heads, queries). `visible_keys`: n_i, at least 1, of a shape that broadcasts to
+    the rows."""
     safe_sum = torch.where(row_sum > 0, row_sum, 1.0)
     bound = entropy_margin * torch.log(visible_keys.to(entropy.dtype))
     return torch.log(safe_sum).abs() + torch.relu(entropy - bound)
@@ -113,14 +120,16 @@ def row_penalty(row_sum: Tensor, entropy: Tensor, visible_keys: Tensor, entropy_
 def module_sums(
     row_sum: Tensor, row_sum_log: Tensor | None, visible_keys: Tensor, row_weight: Tensor, *, entropy_margin: float
 ) -> Tensor:
-    """The sums of attention modules over their rows, for the loss and the logs; several modules at once spare a GPU launches.
+    """The sums of attention modules over their rows, for the loss and the logs; several modules at once spare a GPU
+    launches.
 
-    row_sum, row_sum_log: S and T, ([modules,] batch, heads, queries); T None where the entropy was not asked for. visible_keys:
-    n_i, (batch, queries). row_weight: (batch, queries), 0 for rows that are padding; for the loss, see `row_weights`.
+    row_sum, row_sum_log: S and T, ([modules,] batch, heads, queries); T None where the entropy was not asked for.
+    visible_keys: n_i, (batch, queries). row_weight: (batch, queries), 0 for rows that are padding; for the loss, see
+        `row_weights`.
 
     Returns:
-        ([modules,] 5): the weighted sum of Eq. 7 over the rows (mean over the heads); then, over the real rows, the sums of S,
-        of H and of dead rows (means over the heads), and their number. The first alone carries a gradient.
+        ([modules,] 5): the weighted sum of Eq. 7 over the rows (mean over the heads); then, over the real rows, the
+        sums of S, of H and of dead rows (means over the heads), and their number. The first alone carries a gradient.
     """
     real = (row_weight > 0).to(row_sum.dtype)
     heads = row_sum.shape[-2]
@@ -142,7 +151,8 @@ def module_sums(
 def activation_norms(activations: Tensor, row_weight: Tensor) -> Tensor:
     """The weighted sum of `‖a‖₁` over the rows of a feed-forward network, (1,).
 
-    activations: (batch, length, neurons), what the last projection multiplies. row_weight: (batch, length), see `row_weights`.
+    activations: (batch, length, neurons), what the last projection multiplies. row_weight: (batch, length), see
+        `row_weights`.
     """
     norms = activations.abs().sum(dim=-1, dtype=wide(activations.dtype))
     return (norms * row_weight).sum().unsqueeze(0)
@@ -151,10 +161,12 @@ def activation_norms(activations: Tensor, row_weight: Tensor) -> Tensor:
 def row_weights(
     row_sentence: Tensor, label_sentence: Tensor, sentences: int, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Weight of every query row in sum_b L_reg(b) · targets_b: targets_b / rows_b for a row of sentence b, (batch, queries).
+    """Weight of every query row in sum_b L_reg(b) · targets_b: targets_b / rows_b for a row of sentence b, (batch,
+    queries).
 
-    row_sentence: (batch, queries), the number of each row's sentence in its row of the batch, from 1; 0 for padding, which
-    weighs 0. label_sentence: (batch, targets), the same for the labels, 0 where the label is -100. sentences: the highest.
+    row_sentence: (batch, queries), the number of each row's sentence in its row of the batch, from 1; 0 for padding,
+    which weighs 0. label_sentence: (batch, targets), the same for the labels, 0 where the label is -100. sentences: the
+    highest.
     """
     batch = row_sentence.shape[0]
 
@@ -198,7 +210,8 @@ def sentence_rows(
 
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor, label_smoothing: float) -> Tensor:
-    """Sum of the smoothed cross-entropy of logits (batch, target, vocabulary) over labels (batch, target), -100 ignored."""
+    """Sum of the smoothed cross-entropy of logits (batch, target, vocabulary) over labels (batch, target), -100
+    ignored."""
     return nn.functional.cross_entropy(
         logits.flatten(0, 1).to(wide(logits.dtype)),
         labels.flatten(),
@@ -221,8 +234,9 @@ def regularized_loss(
 ) -> dict[str, Tensor]:
     """The loss of one forward pass: `loss`, and the fields of `LossParts` that are defined.
 
-    loss_sum: scalar, of the items here, without regulariser. items: N, their number in the whole update. sums: (modules, 5), see
-    `module_sums`; None where the attention gives no statistics. statistics: which of them were asked for, see `Measured`.
+    loss_sum: scalar, of the items here, without regulariser. items: N, their number in the whole update. sums:
+    (modules, 5), see `module_sums`; None where the attention gives no statistics. statistics: which of them were asked
+    for, see `Measured`.
     regularization_share: the probability with which each module was taken; the sums of the others are 0.
     ffn_norms: (FFNs,), see `activation_norms`; None: no L1 term.
     """

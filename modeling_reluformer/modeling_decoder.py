@@ -123,7 +123,8 @@ class ReLUFormerDecoderModel(ReLUFormerDecoderPreTrainedModel):
         measured: Measured | None = None,
         **kwargs: Any,
     ) -> ReLUFormerDecoderModelOutput:
-        """input_ids (batch, length) → last_hidden_state (batch, length, hidden_size). attention_mask covers cache and input."""
+        """input_ids (batch, length) → last_hidden_state (batch, length, hidden_size). attention_mask covers cache and
+        input."""
         self._refuse_output_attentions(kwargs)
         if self.training and measured is None and cache is None:
             self._warn_about_missing_labels()  # here: TRL's SFTTrainer calls this model alone
@@ -166,7 +167,8 @@ class ReLUFormerDecoderModel(ReLUFormerDecoderPreTrainedModel):
 
 
 def packed_segments(position_ids: Tensor | None, attention_mask: Tensor | None, cache: Cache | None) -> Tensor | None:
-    """Segments of sequences that are packed by the convention of Transformers: positions that start anew, no mask, no cache.
+    """Segments of sequences that are packed by the convention of Transformers: positions that start anew, no mask, no
+    cache.
 
     position_ids: (batch or 1, length) → numbers from 1 of the same shape; None where nothing is packed.
     """
@@ -178,9 +180,11 @@ def packed_segments(position_ids: Tensor | None, attention_mask: Tensor | None, 
 
 
 def next_token_labels(labels: Tensor, segment_ids: Tensor | None = None) -> Tensor:
-    """Labels as the Trainer gives them, one for each input token → the label that each position predicts, both (batch, length).
+    """Labels as the Trainer gives them, one for each input token → the label that each position predicts, both (batch,
+    length).
 
-    The last position predicts nothing, nor does the last of a packed sequence. segment_ids: (batch, length), 0 for padding.
+    The last position predicts nothing, nor does the last of a packed sequence. segment_ids: (batch, length), 0 for
+    padding.
     """
     shifted = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL)
     if segment_ids is None:
@@ -222,25 +226,30 @@ class ReLUFormerForCausalLM(ReLUFormerDecoderPreTrainedModel, GenerationMixin):
 
         Args:
             input_ids: (batch, length), or inputs_embeds: (batch, length, hidden_size).
-            attention_mask: (batch, seen + length), 1 for real tokens, padding on either side; `seen` tokens are in the cache.
-            position_ids: (batch or 1, length). Default: counted from 0 over the real tokens of each row, so that padding on
-                the left shifts nothing, and anew in each packed sequence. Given without mask and cache, positions that start anew
-                mark packed sequences, as in Transformers.
-            labels: (batch, length), the input ids, -100 where a token is no target; they are shifted here, as in Transformers.
-            segment_ids: (batch, length): for packed sequences, the number of each token's sequence from 1, 0 for padding; equal
-                numbers side by side. A cache that such a call fills says nothing of them: tokens that follow would see them all.
+            attention_mask: (batch, seen + length), 1 for real tokens, padding on either side; `seen` tokens are in the
+                cache.
+            position_ids: (batch or 1, length). Default: counted from 0 over the real tokens of each row, so that
+                padding on the left shifts nothing, and anew in each packed sequence. Given without mask and cache,
+                positions that start anew mark packed sequences, as in Transformers.
+            labels: (batch, length), the input ids, -100 where a token is no target; they are shifted here, as in
+                Transformers.
+            segment_ids: (batch, length): for packed sequences, the number of each token's sequence from 1, 0 for
+                padding; equal numbers side by side. A cache that such a call fills says nothing of them: tokens that
+                follow would see them all.
             logits_to_keep: how many of the last positions get logits, or which; 0: all.
             num_items_in_batch, skip_logits, module_sample: as in `ReLUFormerForConditionalGeneration.forward`.
-            kwargs: among others `shift_labels`, (batch, length), in place of `labels`: the label that each position predicts, as
-                it is. The Trainer gives it where a sequence is divided among processes.
+            kwargs: among others `shift_labels`, (batch, length), in place of `labels`: the label that each position
+                predicts, as it is. The Trainer gives it where a sequence is divided among processes.
 
         Returns:
-            logits (batch, length, vocabulary), None with `skip_logits`; with `labels`, the fields of `ReLUFormerCausalLMOutput`.
+            logits (batch, length, vocabulary), None with `skip_logits`; with `labels`, the fields of
+            `ReLUFormerCausalLMOutput`.
 
         Raises:
-            ValueError: skip_logits without labels; labels with logits_to_keep; sequences beyond max_position_embeddings; ids,
-                embeddings, masks or labels of a wrong shape or dtype.
-            IndexError: on a CPU, a token id or label outside the vocabulary. A GPU raises a device-side assertion instead.
+            ValueError: skip_logits without labels; labels with logits_to_keep; sequences beyond
+                max_position_embeddings; ids, embeddings, masks or labels of a wrong shape or dtype.
+            IndexError: on a CPU, a token id or label outside the vocabulary. A GPU raises a device-side assertion
+                instead.
         """
         # not named above: the Trainer waits for every argument with "label" in it
         shift_labels, measured = kwargs.pop("shift_labels", None), None

@@ -86,7 +86,8 @@ class SinusoidalPositions(nn.Module):
 
 
 class ReLUFormerLayer(GradientCheckpointingLayer):
-    """A layer of the encoder or of the decoder: dropout, residual and norm around each attention and the feed-forward network."""
+    """A layer of the encoder or of the decoder: dropout, residual and norm around each attention and the feed-forward
+    network."""
 
     def __init__(self, config: ReLUFormerConfig, layer_idx: int, is_decoder: bool) -> None:
         super().__init__()
@@ -118,7 +119,8 @@ class ReLUFormerLayer(GradientCheckpointingLayer):
         cross_context: AttentionContext | None = None,
         **kwargs: Any,
     ) -> LayerOutput:
-        """(batch, length, d_model) → the same, and if wanted the norms (1,) of its FFN, and S and T of each attention."""
+        """(batch, length, d_model) → the same, and if wanted the norms (1,) of its FFN, and S and T of each
+        attention."""
         attended, _, rows = self.self_attn(hidden_states, context, **kwargs)
         hidden_states = self._add_and_norm(hidden_states, attended, self.self_attn_layer_norm)
         if encoder_hidden_states is not None:
@@ -132,7 +134,8 @@ class ReLUFormerLayer(GradientCheckpointingLayer):
         return norm(residual + dropped(update, self.dropout, self.training))
 
     def _feed_forward(self, hidden_states: Tensor, row_weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Eq. 1; with softmax the key-value memory of Eq. 2, with a norm Table 1's third row. Also the `activation_norms`."""
+        """Eq. 1; with softmax the key-value memory of Eq. 2, with a norm Table 1's third row. Also the
+        `activation_norms`."""
         scores = self.fc1(hidden_states)
         if self.activation_fn is None:
             scores = torch.softmax(scores / self.ffn_temperature, dim=-1)
@@ -170,7 +173,8 @@ class ReLUFormerPreTrainedModel(AttentionPreTrainedModel):
             super()._init_weights(module)
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        # With tie_word_embeddings=False the library ties nothing at all; here that field is about the output layer alone.
+        # With tie_word_embeddings=False the library ties nothing at all; here that field is about the output layer
+        # alone.
         config = self.config
         if not all_submodels and config.share_encoder_decoder_embeddings and not config.tie_word_embeddings:
             return {name: source for name, source in (self._tied_weights_keys or {}).items() if "lm_head" not in name}
@@ -284,9 +288,11 @@ class ReLUFormerDecoder(ReLUFormerStack):
         measured: Measured | None = None,
         **kwargs: Any,
     ) -> ReLUFormerDecoderOutput:
-        """input_ids (batch, target) → last_hidden_state (batch, target, d_model). attention_mask covers cache and input.
+        """input_ids (batch, target) → last_hidden_state (batch, target, d_model). attention_mask covers cache and
+        input.
 
-        encoder_hidden_states: (batch / targets_per_source, source, d_model), encoder_attention_mask: (the same, source).
+        encoder_hidden_states: (batch / targets_per_source, source, d_model), encoder_attention_mask: (the same,
+            source).
         """
         self._refuse_output_attentions(kwargs)
         inputs_embeds = self._embed(input_ids, inputs_embeds, "decoder_")
@@ -327,8 +333,8 @@ def require_same_batch(source: Tensor, target: Tensor, targets_per_source: int =
     """Raises a `ValueError` unless there are `targets_per_source` targets for each source."""
     if source.shape[0] * targets_per_source != target.shape[0]:
         raise ValueError(
-            f"Each source must have {targets_per_source} targets ({targets_per_source=}); got {source.shape[0]} sources and "
-            f"{target.shape[0]} targets."
+            f"Each source must have {targets_per_source} targets ({targets_per_source=}); got {source.shape[0]} "
+            f"sources and {target.shape[0]} targets."
         )
 
 
@@ -477,19 +483,22 @@ class ReLUFormerForConditionalGeneration(SharedSources, ReLUFormerPreTrainedMode
             segment_ids, decoder_segment_ids: (batch, source), (batch, target): for packed sequences, the number of each
                 token's sequence from 1, 0 for padding; equal numbers side by side.
             targets_per_source: how many neighbouring targets share a source, as beams do, whose keys are held once.
-            num_items_in_batch: number of targets in the whole batch of which this call is a part; the loss is divided by it.
-            skip_logits: compute the loss without holding the logits (see `vocabulary_loss`), which saves memory and time; it
-                needs `labels`. Default: `config.skip_logits` in training with labels, else False.
-            module_sample: where `regularization_share` is below 1, what `draw_modules` has drawn for this pass in training.
-                Default: it is drawn here, where `torch.compile` ends a graph.
+            num_items_in_batch: number of targets in the whole batch of which this call is a part; the loss is divided
+                by it.
+            skip_logits: compute the loss without holding the logits (see `vocabulary_loss`), which saves memory and
+                time; it needs `labels`. Default: `config.skip_logits` in training with labels, else False.
+            module_sample: where `regularization_share` is below 1, what `draw_modules` has drawn for this pass in
+                training. Default: it is drawn here, where `torch.compile` ends a graph.
 
         Returns:
-            logits (batch, target, vocabulary), None with `skip_logits`; with `labels`, the fields of `ReLUFormerSeq2SeqLMOutput`.
+            logits (batch, target, vocabulary), None with `skip_logits`; with `labels`, the fields of
+            `ReLUFormerSeq2SeqLMOutput`.
 
         Raises:
-            ValueError: skip_logits without labels; labels padded on the left without decoder_input_ids; sequences beyond
-                max_position_embeddings; ids, embeddings, masks or labels of a wrong shape or dtype.
-            IndexError: on a CPU, a token id or label outside the vocabulary. A GPU raises a device-side assertion instead.
+            ValueError: skip_logits without labels; labels padded on the left without decoder_input_ids; sequences
+                beyond max_position_embeddings; ids, embeddings, masks or labels of a wrong shape or dtype.
+            IndexError: on a CPU, a token id or label outside the vocabulary. A GPU raises a device-side assertion
+                instead.
         """
         measured = (None, None)
         if labels is not None:
@@ -569,8 +578,8 @@ class ReLUFormerForConditionalGeneration(SharedSources, ReLUFormerPreTrainedMode
             padded = (starts & (labels == IGNORED_LABEL)).any(dim=1) & (labels != IGNORED_LABEL).any(dim=1)
             if padded.any():
                 raise ValueError(
-                    "Labels are padded on the left. Pad them on the right (tokenizer.padding_side='right'), packed sequences "
-                    "too, or give decoder_input_ids and decoder_attention_mask beside them."
+                    "Labels are padded on the left. Pad them on the right (tokenizer.padding_side='right'), packed "
+                    "sequences too, or give decoder_input_ids and decoder_attention_mask beside them."
                 )
         shifted = labels.roll(1, dims=1)
         shifted[:, 0] = self.config.decoder_start_token_id

@@ -1,4 +1,5 @@
-"""The Vision Transformer with ReLU attention (arXiv 2309.08586): `ReLUFormerVisionModel`, `ReLUFormerForImageClassification`."""
+"""The Vision Transformer with ReLU attention (arXiv 2309.08586): `ReLUFormerVisionModel`,
+`ReLUFormerForImageClassification`."""
 
 import math
 from dataclasses import dataclass, replace
@@ -40,7 +41,8 @@ class ReLUFormerImageClassifierOutput(LossParts, ImageClassifierOutput):
 
 
 class ReLUFormerVisionEmbeddings(nn.Module):
-    """What goes into the first layer: patches with learned positions, behind a token of the whole where the model has one."""
+    """What goes into the first layer: patches with learned positions, behind a token of the whole where the model has
+    one."""
 
     def __init__(self, config: ReLUFormerVisionConfig) -> None:
         super().__init__()
@@ -57,9 +59,9 @@ class ReLUFormerVisionEmbeddings(nn.Module):
         fits = pixel_values.is_floating_point() and pixel_values.ndim == 4 and pixel_values.shape[1] == shape[0]
         if not fits or (pixel_values.shape[1:] != shape and not interpolate_pos_encoding):
             raise ValueError(
-                f"pixel_values must be floats of the shape (batch, num_channels, height, width) = {('batch', *shape)}; got "
-                f"{pixel_values.dtype} {tuple(pixel_values.shape)}. AutoImageProcessor makes such pictures; for another size "
-                "give interpolate_pos_encoding=True."
+                f"pixel_values must be floats of the shape (batch, num_channels, height, width) = {('batch', *shape)}; "
+                f"got {pixel_values.dtype} {tuple(pixel_values.shape)}. AutoImageProcessor makes such pictures; for "
+                "another size give interpolate_pos_encoding=True."
             )
         embeddings = self.patch_embeddings(pixel_values.to(self.position_embeddings.dtype)).flatten(2).transpose(1, 2)
         if self.cls_token is not None:
@@ -139,7 +141,8 @@ class ReLUFormerVisionModel(ReLUFormerVisionPreTrainedModel):
         measured: Measured | None = None,
         **kwargs: Any,
     ) -> ReLUFormerVisionOutput:
-        """pixel_values (batch, channels, height, width) → last_hidden_state (batch, tokens, hidden_size), pooler_output."""
+        """pixel_values (batch, channels, height, width) → last_hidden_state (batch, tokens, hidden_size),
+        pooler_output."""
         self._refuse_output_attentions(kwargs)
         hidden_states = self.embeddings(pixel_values, interpolate_pos_encoding)
         if measured is not None:
@@ -187,15 +190,17 @@ class ReLUFormerForImageClassification(ReLUFormerVisionPreTrainedModel):
         module_sample: ModuleSample | None = None,
         **kwargs: Any,
     ) -> ReLUFormerImageClassifierOutput:
-        """One pass over pictures; with `labels`, the loss: that of the kind of problem, plus the regulariser where it is on.
+        """One pass over pictures; with `labels`, the loss: that of the kind of problem, plus the regulariser where it
+        is on.
 
         Args:
             pixel_values: (batch, num_channels, height, width), as AutoImageProcessor makes them.
-            labels: as in Transformers: (batch,), the numbers of the classes, -100 for a picture that does not count; or floats,
-                (batch, num_labels), the truth of each class or the values of a regression, by `config.problem_type`.
+            labels: as in Transformers: (batch,), the numbers of the classes, -100 for a picture that does not count; or
+                floats, (batch, num_labels), the truth of each class or the values of a regression, by
+                `config.problem_type`.
             interpolate_pos_encoding: take pictures of another size, with positions interpolated to their patches.
-            num_items_in_batch: entries of `labels` in the whole batch of which this call is a part; the loss is divided by its
-                pictures.
+            num_items_in_batch: entries of `labels` in the whole batch of which this call is a part; the loss is divided
+                by its pictures.
             module_sample: as in `ReLUFormerForConditionalGeneration.forward`.
 
         Returns:
@@ -224,7 +229,8 @@ class ReLUFormerForImageClassification(ReLUFormerVisionPreTrainedModel):
             items = pictures = measured.row_weight.sum().to(logits.device)
             if num_items_in_batch is not None:  # the Trainer counts the entries of `labels`: one a picture, or several
                 items = num_items_in_batch / labels[0].numel()
-            # by 1: a sum where there is one class for each picture, so that a batch of -100 alone has none of 0/0; else a mean
+            # by 1: a sum where there is one class for each picture, so that a batch of -100 alone has none of 0/0; else
+            # a mean
             loss = self.loss_function(labels, logits.to(wide(logits.dtype)), self.config, num_items_in_batch=1)
             loss_sum = loss if self.config.problem_type == "single_label_classification" else loss * pictures
             losses = self._losses(loss_sum, items, outputs)

@@ -1,4 +1,5 @@
-"""Makes the models and the attention of this package known to Transformers: for `import reluformer`, and for a verb's run."""
+"""Makes the models and the attention of this package known to Transformers: for `import reluformer`, and for a verb's
+run."""
 
 from __future__ import annotations
 

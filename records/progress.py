@@ -13,7 +13,8 @@ from transformers import ProgressCallback, TrainerCallback
 
 
 def say(line: str) -> None:
-    """A line of the main process on stdout, clear of progress bars, and at once where stdout is a file that somebody follows."""
+    """A line of the main process on stdout, clear of progress bars, and at once where stdout is a file that somebody
+    follows."""
     if os.environ.get("RANK", "0") == "0":
         tqdm.write(line)
         sys.stdout.flush()
@@ -27,7 +28,8 @@ class ProgressBars(ProgressCallback):
 
 
 class ProgressLines(TrainerCallback):
-    """One line for each log, on stdout, of the main process alone; a log and an evaluation after the same update share it.
+    """One line for each log, on stdout, of the main process alone; a log and an evaluation after the same update share
+    it.
 
     `650/700 · loss 1.02 · validation loss 1.1 · BLEU 99.5 · dead rows 3.0% · 17,035 tokens/s · 00:12 left`
     """

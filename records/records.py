@@ -32,7 +32,8 @@ PACKAGES = (
 
 
 def command_line(argv: Sequence[str] | None = None) -> str:
-    """The command that repeats this run, of `sys.argv` or of `argv`, quoted for a shell, without the path of the program."""
+    """The command that repeats this run, of `sys.argv` or of `argv`, quoted for a shell, without the path of the
+    program."""
     program, *arguments = argv if argv is not None else sys.argv
     path = Path(program)
     name = "reluformer" if path.stem in ("reluformer", "__main__") else path.name
@@ -55,7 +56,8 @@ def machine_facts() -> dict[str, Any]:
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """Bytes that this process has held at most: allocated by torch on a CUDA device, else resident, which only Linux tells.
+    """Bytes that this process has held at most: allocated by torch on a CUDA device, else resident, which only Linux
+    tells.
 
     Not `ru_maxrss` of getrusage: a process begins with that of the program that started it.
     """
@@ -72,11 +74,11 @@ def package_versions() -> dict[str, str | None]:
 
 
 def git_state(source: Path) -> dict[str, Any]:
-    """`git_commit` of the checkout that the code in `source`, a file or folder, runs from, and `git_dirty`: whether tracked files
-    differ from it, other than those that measurements write.
+    """`git_commit` of the checkout that the code in `source`, a file or folder, runs from, and `git_dirty`: whether
+    tracked files differ from it, other than those that measurements write.
 
-    Both are None where the code does not run from a checkout: installed from a wheel (even into an environment that lies inside
-    somebody's repository), before the first commit, or on a machine without git.
+    Both are None where the code does not run from a checkout: installed from a wheel (even into an environment that
+    lies inside somebody's repository), before the first commit, or on a machine without git.
     """
     source = source.resolve()
     base = source if source.is_dir() else source.parent
@@ -88,8 +90,8 @@ def git_state(source: Path) -> dict[str, Any]:
 
 
 def run_record(command: str | None, recipe_name: str | None, seed: int | None) -> dict[str, Any]:
-    """What has to stand beside any measured figure: `command` (default: `command_line()`) without secrets, `recipe`, `seed`,
-    `date` (ISO 8601, UTC), `git_commit`, `git_dirty`, `machine` and `versions`."""
+    """What has to stand beside any measured figure: `command` (default: `command_line()`) without secrets, `recipe`,
+    `seed`, `date` (ISO 8601, UTC), `git_commit`, `git_dirty`, `machine` and `versions`."""
     return {
         "command": without_secrets(command_line() if command is None else command),
         "recipe": recipe_name,
@@ -129,7 +131,8 @@ def new_folder(path: str | Path) -> Iterator[Path]:
 
 
 def write_json(path: str | Path, obj: Any) -> Path:
-    """Writes `obj` as indented JSON, as `write_whole` does, NaN and infinity as "nan", "inf" and "-inf"; returns the path."""
+    """Writes `obj` as indented JSON, as `write_whole` does, NaN and infinity as "nan", "inf" and "-inf"; returns the
+    path."""
     plain = json.loads(json.dumps(obj, default=_plain), parse_constant=lambda name: str(float(name)))
     write_whole(path, json.dumps(plain, indent=2, ensure_ascii=False) + "\n")
     return Path(path)

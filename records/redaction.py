@@ -35,7 +35,8 @@ def without_secrets(text: str) -> str:
 
 
 def public_text(text: str) -> str:
-    """A text or command without secrets, and without the folders of paths that are absolute or lead out of the current one."""
+    """A text or command without secrets, and without the folders of paths that are absolute or lead out of the current
+    one."""
 
     def hidden(found: re.Match) -> str:
         name = last_part(found[0])

@@ -1,7 +1,8 @@
 """ReLUFormer (arXiv 2302.06461) as a Hugging Face Transformers model.
 
-Importing this package makes the models known to the Auto classes, and `attn_implementation="reluformer"` to other models (see
-`use_relu_attention`). Models are saved with their code, so that they load with Transformers alone, by `trust_remote_code=True`.
+Importing this package makes the models known to the Auto classes, and `attn_implementation="reluformer"` to other
+models (see `use_relu_attention`). Models are saved with their code, so that they load with Transformers alone, by
+`trust_remote_code=True`.
 """
 
 import sys
@@ -73,7 +74,8 @@ def __dir__() -> list[str]:
 
 
 def _is_the_command() -> bool:
-    """Whether this process is the command `reluformer`, which registers later: its help must not wait for Transformers."""
+    """Whether this process is the command `reluformer`, which registers later: its help must not wait for
+    Transformers."""
     return Path(sys.argv[0]).stem == "reluformer" or sys.orig_argv[1:3] == ["-m", "reluformer"]
 
 

@@ -1,6 +1,8 @@
-"""What ARM computes, checked with nothing but torch: attention and sparse networks by float64, translation by the bits of x86.
+"""What ARM computes, checked with nothing but torch: attention and sparse networks by float64, translation by the bits
+of x86.
 
-`python -m tests.arm_processor` writes the file and starts this under an emulator; see there. There is no package here, and no
+`python -m tests.arm_processor` writes the file and starts this under an emulator; see there. There is no package here,
+and no
 pytest: the torch of the emulated machine is older than the package's lower bound, and only the library needs it.
 """
 
@@ -72,7 +74,8 @@ def translate(tensors: list[torch.Tensor], activation: int, seed: int) -> list[t
 
 
 def translations() -> list[tuple]:
-    """Models, and what they compute here. A file carries both: the same seed draws other numbers on another processor."""
+    """Models, and what they compute here. A file carries both: the same seed draws other numbers on another
+    processor."""
     cases = []
     for compute in ("float32", "int8"):
         for activation in (0, 1, 2):

@@ -1,6 +1,8 @@
-"""The compiled library for ARM, built by a cross compiler and run under an emulator: `make test-arm`, which sets up the folder.
+"""The compiled library for ARM, built by a cross compiler and run under an emulator: `make test-arm`, which sets up the
+folder.
 
-The folder holds `root`, a system of Debian's arm64 packages, and `site`, the packages of its Python with a torch for it.
+The folder holds `root`, a system of Debian's arm64 packages, and `site`, the packages of its Python with a torch for
+it.
 """
 
 import os

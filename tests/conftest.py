@@ -26,8 +26,8 @@ from reluformer.training.data.tokenization import train_tokenizer
 atexit.register(shutil.rmtree, os.environ["HF_DATASETS_CACHE"], ignore_errors=True)
 VOCABULARY = 40
 
-# One of each kind of model: every activation, scaling, norm, gate and preset is in here at least once. Activations that none
-# of these combines with another option follow below.
+# One of each kind of model: every activation, scaling, norm, gate and preset is in here at least once. Activations that
+# none of these combines with another option follow below.
 VARIANTS = {
     "reluformer": {"preset": "reluformer"},
     "relu-learnable-gamma": {"preset": "reluformer", "attention_gamma_learnable": True},
@@ -79,8 +79,8 @@ def demo_tokenizer(count: int) -> PreTrainedTokenizerBase:
 
 @pytest.fixture(autouse=True)
 def no_compiled_code_of_other_tests():
-    """torch.compile keeps what it decided for each function of Python, which is one for all models: after too many variants in
-    this process it compiles that function no more."""
+    """torch.compile keeps what it decided for each function of Python, which is one for all models: after too many
+    variants in this process it compiles that function no more."""
     yield
     convert_frame = sys.modules.get("torch._dynamo.convert_frame")
     if convert_frame is not None and convert_frame.input_codes.seen:
@@ -120,7 +120,8 @@ def skip_beams_of_two_vocabularies() -> None:
         pytest.skip("beam search with a decoder vocabulary of another size, Marian's too, needs transformers 5.18")
 
 
-# In make test-slow alone: what they add to the others is their activation, of which the tests of attention see every one.
+# In make test-slow alone: what they add to the others is their activation, of which the tests of attention see every
+# one.
 SLOW_VARIANTS = {"relu2", "softplus", "identity", "relu_vit", "vanilla", "sparsemax"}
 
 

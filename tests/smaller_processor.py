@@ -1,8 +1,8 @@
 """The tests that depend on instructions, on a processor that has AVX2 and nothing newer: `make test-avx2` emulates one.
 
-What runs here is what a newer processor computes in another way: 8-bit products of onnxruntime, which saturate without VNNI;
-attention by the compiled loop for AVX2, which widens bfloat16 to float32, since torch computes its products in software; compiled
-translation.
+What runs here is what a newer processor computes in another way: 8-bit products of onnxruntime, which saturate without
+VNNI; attention by the compiled loop for AVX2, which widens bfloat16 to float32, since torch computes its products in
+software; compiled translation.
 """
 
 import sys
@@ -21,7 +21,8 @@ TESTS = (
     f"{ATTENTION}_half_precision_errs_no_more_than_the_plain_computation[torch.bfloat16-plain]",
     f"{ATTENTION}_half_precision_errs_no_more_than_the_plain_computation[torch.bfloat16-blocks]",
     f"{ATTENTION}_half_precision_errs_no_more_than_the_plain_computation[torch.bfloat16-avx2]",
-    f"{TRANSLATION}_the_tokens_are_those_of_generate[1-relu-Search(num_beams=4, max_new_tokens=12, length_penalty=1.0)]",
+    f"{TRANSLATION}_the_tokens_are_those_of_generate[1-relu-Search(num_beams=4, max_new_tokens=12, "
+    "length_penalty=1.0)]",
     f"{TRANSLATION}_int8_stays_close",
     f"{TRANSLATION}_the_bits_are_those_of_every_instruction_set_batch_and_number_of_threads[int8-reluformer]",
 )

@@ -1,4 +1,5 @@
-"""A function is at most 60 lines long, so that it is seen whole; a kernel, and the `forward` of a model, are one whole."""
+"""A function is at most 60 lines long, so that it is seen whole; a kernel, and the `forward` of a model, are one
+whole."""
 
 import subprocess
 from pathlib import Path

@@ -21,8 +21,8 @@ def average_checkpoints(
 ) -> tuple[dict[str, Tensor], list[Path]]:
     """Averages the weights of the last `last_k` checkpoints of a run, or with a warning of those that there are.
 
-    Sums are kept in float64; the mean has the checkpoints' own dtype and is on the CPU. Tensors that are not floating point are
-    those of the last checkpoint.
+    Sums are kept in float64; the mean has the checkpoints' own dtype and is on the CPU. Tensors that are not floating
+    point are those of the last checkpoint.
 
     Args:
         run_dir: folder with `checkpoint-N` folders that hold safetensors weights, in one file or in shards.

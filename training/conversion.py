@@ -1,4 +1,5 @@
-"""MarianMT, ViT, GPT-2 and Llama of Transformers → a ReLUFormer of the same kind with the same weights, in memory or as a folder.
+"""MarianMT, ViT, GPT-2 and Llama of Transformers → a ReLUFormer of the same kind with the same weights, in memory or as
+a folder.
 
 And the attention of a ReLUFormer exchanged with its weights kept.
 """
@@ -149,7 +150,8 @@ def llama_weights(state_dict: Mapping[str, Tensor]) -> Weights:
 
 @dataclass(frozen=True)
 class ForeignModel:
-    """A kind of model that can be converted: its name in messages, its class in Transformers, and both parts of it to ours."""
+    """A kind of model that can be converted: its name in messages, its class in Transformers, and both parts of it to
+    ours."""
 
     name: str
     model_class: type[PreTrainedModel]
@@ -207,7 +209,8 @@ def converted_config(config: PreTrainedConfig) -> AttentionConfig:
 def load_foreign(source: str | Path, config: PreTrainedConfig) -> tuple[PreTrainedModel, list[str]]:
     """A checkpoint in its own class, in the dtype it was saved in, and notes on what does not carry over.
 
-    A ViT may lack its classifier; weights that the class has no use for, such as ViT's pooler, are left out by Transformers.
+    A ViT may lack its classifier; weights that the class has no use for, such as ViT's pooler, are left out by
+    Transformers.
 
     Raises:
         UserError: weights that are pickled, damaged or incomplete.
@@ -252,11 +255,11 @@ def convert(
     """Writes a model as a ReLUFormer, with its tokenizer or image processor.
 
     Args:
-        source: folder or Hub id of a MarianMT, ViT, GPT-2 or Llama checkpoint, or of a ReLUFormer whose attention is to be
-            exchanged.
+        source: folder or Hub id of a MarianMT, ViT, GPT-2 or Llama checkpoint, or of a ReLUFormer whose attention is to
+            be exchanged.
         target: folder to write.
-        attention: a preset or an activation, with the same weights, which needs fine-tuning. None keeps the attention of the
-            source, and the converted model computes what the other one does.
+        attention: a preset or an activation, with the same weights, which needs fine-tuning. None keeps the attention
+            of the source, and the converted model computes what the other one does.
         overwrite: replace a model that is in `target` already; other files there stay.
 
     Returns:

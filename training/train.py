@@ -63,7 +63,8 @@ def train(
 
     Args:
         overwrite: remove what an earlier run of this name left, rather than refuse or resume it.
-        document: called with the finished run while no other training can begin in its folder, to write what else belongs there.
+        document: called with the finished run while no other training can begin in its folder, to write what else
+            belongs there.
 
     Returns:
         The run; None in other processes than the main one, and if the training diverged.
@@ -124,8 +125,8 @@ def _check_processes(recipe: Recipe) -> None:
     launched, training = int(os.environ.get("WORLD_SIZE") or 1), recipe.training
     if training.world_size != launched:
         raise UserError(
-            f"{launched} processes were started, but the Trainer found no device to connect them on, so that each would train "
-            "alone; without GPUs, add --training.use_cpu true"
+            f"{launched} processes were started, but the Trainer found no device to connect them on, so that each "
+            "would train alone; without GPUs, add --training.use_cpu true"
         )
     if is_sharded(training):
         if training.device.type == "cpu":
@@ -194,7 +195,8 @@ def _average(trainer: ReLUFormerTrainer, last_checkpoints: int) -> list[str]:
 def _write_record(
     recipe: Recipe, trainer: ReLUFormerTrainer, watch: DivergenceWatch, resume_from: Path | None, averaged: list[str]
 ) -> None:
-    """Writes what was measured, with what makes it traceable; `seconds` are of all parts of the training, with evaluation."""
+    """Writes what was measured, with what makes it traceable; `seconds` are of all parts of the training, with
+    evaluation."""
     path, state = recipe.run_folder / RECORD_FILE, trainer.state
     before = read_record(recipe.run_folder)
     is_same = (before.get("updates"), before.get("averaged_checkpoints")) == (state.global_step, averaged)
@@ -235,7 +237,8 @@ def _mean_target_tokens(history: list[dict[str, float]]) -> dict[str, float | No
 
 
 def _evaluate(recipe: Recipe, trainer: ReLUFormerTrainer, corpus: PreparedCorpus) -> FinishedRun:
-    """By the main process alone, which loads a model that is sharded: of shards it would wait for the other processes."""
+    """By the main process alone, which loads a model that is sharded: of shards it would wait for the other
+    processes."""
     evaluation = recipe.evaluation
     if is_sharded(trainer.args):
         model = load_whole(ReLUFormerForConditionalGeneration, recipe.run_folder).to(trainer.args.device)

@@ -1,4 +1,5 @@
-"""`Seq2SeqTrainer` with token batches, whole checkpoints, the model's own figures in the logs, and scores of translations."""
+"""`Seq2SeqTrainer` with token batches, whole checkpoints, the model's own figures in the logs, and scores of
+translations."""
 
 from __future__ import annotations
 
@@ -48,15 +49,16 @@ _LOADER_OPTIONS = ("num_workers", "pin_memory", "persistent_workers", "prefetch_
 class ReLUFormerTrainer(Seq2SeqTrainer):
     """Trains any encoder-decoder of Transformers on batches filled by tokens; an interrupted run resumes exactly.
 
-    Logs, beside the Trainer's: what the model reports (see `token_means`) as means over target tokens since the last log, over
-    all processes; `target_tokens_per_update`, `target_tokens_per_second` and this process' `cpu_seconds`, evaluation not
-    counted. Evaluation: the same means with `eval_`, `eval_loss` among them.
+    Logs, beside the Trainer's: what the model reports (see `token_means`) as means over target tokens since the last
+    log, over all processes; `target_tokens_per_update`, `target_tokens_per_second` and this process' `cpu_seconds`,
+    evaluation not counted. Evaluation: the same means with `eval_`, `eval_loss` among them.
 
     Args:
-        others: as in `Seq2SeqTrainer`; `train_dataset`, if there is one, has columns `input_ids` and `labels` of unpadded lists.
+        others: as in `Seq2SeqTrainer`; `train_dataset`, if there is one, has columns `input_ids` and `labels` of
+            unpadded lists.
         tokens_per_batch: budget of a batch in tokens with padding.
-        translation_scorer: called at every evaluation with the model, the number of the process and how many there are; its
-            values, the same in every process, are logged as `eval_bleu` and so on.
+        translation_scorer: called at every evaluation with the model, the number of the process and how many there are;
+            its values, the same in every process, are logged as `eval_bleu` and so on.
         settings: what checkpoints keep of the recipe, see `run_folder.settings_of`.
     """
 
@@ -145,7 +147,8 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
         return super()._get_output_dir(trial) if self._partial is None else str(self._partial)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
-        """The Trainer's, in a folder that becomes a checkpoint when every process has written; older ones go only then."""
+        """The Trainer's, in a folder that becomes a checkpoint when every process has written; older ones go only
+        then."""
         run_folder, name = Path(self._get_output_dir(trial)), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         self._partial = run_folder / PARTIAL_FOLDER
         try:
@@ -212,14 +215,16 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
         # What the model divided its sums by: the target tokens of the whole update, of which this batch may be a part.
         divisor = num_items_in_batch if self.model_accepts_loss_kwargs else None
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch)
-        # The Trainer has multiplied the loss by the number of processes, over which DDP takes the mean of the gradients.
+        # The Trainer has multiplied the loss by the number of processes, over which DDP takes the mean of the
+        # gradients.
         processes = 1 if divisor is None else self.args.world_size
         means = self._training_means if model.training else self._evaluation_means
         means.add({**outputs, "loss": loss / processes}, target_tokens, divisor)
         return (loss, outputs) if return_outputs else loss
 
     def _with_module_sample(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Draws whose regulariser the pass computes, where the model takes a share: here, since a compiled graph cannot."""
+        """Draws whose regulariser the pass computes, where the model takes a share: here, since a compiled graph
+        cannot."""
         draw = getattr(self.model, "draw_modules", None)
         sample = None if draw is None else draw()
         return inputs if sample is None else {**inputs, "module_sample": sample}
@@ -227,7 +232,8 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
     def inputs_of_the_loss(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Asks the model for its loss alone, if it can skip the logits and no other loss is computed from them.
 
-        With `torch_compile` the configuration decides: a loss without logits ends the graph, and a graph holds less of them.
+        With `torch_compile` the configuration decides: a loss without logits ends the graph, and a graph holds less of
+        them.
         """
         can_skip = hasattr(getattr(self.model, "config", None), "skip_logits") and not self.args.torch_compile
         needed = self.label_smoother is not None or self.compute_loss_func is not None
@@ -307,10 +313,11 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
 
 
 class _StartOfTraining(TrainerCallback):
-    """Starts the clock where training starts, and tells the plan of batches which epoch begins, by the Trainer's formula.
+    """Starts the clock where training starts, and tells the plan of batches which epoch begins, by the Trainer's
+    formula.
 
-    The Trainer tells the loader's batch sampler and the one inside it. Where several processes resume amid an epoch ours lies one
-    deeper (skip of shard of ours), and the order of epoch 0 would return.
+    The Trainer tells the loader's batch sampler and the one inside it. Where several processes resume amid an epoch
+    ours lies one deeper (skip of shard of ours), and the order of epoch 0 would return.
     """
 
     def __init__(self, trainer: ReLUFormerTrainer) -> None:

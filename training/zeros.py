@@ -1,4 +1,5 @@
-"""A schedule of zeros in feed-forward networks, for any Trainer: ProSparse's L1 weight and threshold, stochastic activations."""
+"""A schedule of zeros in feed-forward networks, for any Trainer: ProSparse's L1 weight and threshold, stochastic
+activations."""
 
 from __future__ import annotations
 
@@ -20,18 +21,21 @@ logger = logging.getLogger(__name__)
 
 @dataclass(kw_only=True, eq=False)
 class ZerosCallback(TrainerCallback):
-    """Sets, before each update of a model of this package, what follows from its number; so a resumed run equals a whole one.
+    """Sets, before each update of a model of this package, what follows from its number; so a resumed run equals a
+    whole one.
 
-    The threshold is saved with the model's configuration; the L1 weight and the probability are those of training alone.
+    The threshold is saved with the model's configuration; the L1 weight and the probability are those of training
+    alone.
 
     Args:
-        l1_weights: weights of the L1 term of the loss (`ffn_l1_weight`), one for each stage of ProSparse (arXiv 2402.13516): the
-            first is constant, and each later stage rises from the weight before along a sine. Empty: no schedule.
+        l1_weights: weights of the L1 term of the loss (`ffn_l1_weight`), one for each stage of ProSparse (arXiv
+            2402.13516): the first is constant, and each later stage rises from the weight before along a sine. Empty:
+            no schedule.
         l1_steps: the update at which each stage ends; after the last one its weight stays.
         threshold: what `ffn_threshold` becomes; 0: it stays as it is.
         threshold_step: from which update on; None: when training is over, as in ProSparse.
-        stochastic_probability: the share of scores below 0 that go through SiLU, in a model of ReLUs (stochastic activations);
-            0: none.
+        stochastic_probability: the share of scores below 0 that go through SiLU, in a model of ReLUs (stochastic
+            activations); 0: none.
         relu_share: the last share of the updates, rounded to at least one, in which the model is a ReLU's alone.
 
     Raises:
@@ -49,8 +53,8 @@ class ZerosCallback(TrainerCallback):
         self.l1_weights, self.l1_steps = list(self.l1_weights), list(self.l1_steps)
         if len(self.l1_weights) != len(self.l1_steps) or self.l1_steps != sorted({*self.l1_steps} - {0}):
             raise UserError(
-                f"ZerosCallback: l1_weights={self.l1_weights} and l1_steps={self.l1_steps}; give each weight the update at which "
-                "its stage ends, rising from above 0"
+                f"ZerosCallback: l1_weights={self.l1_weights} and l1_steps={self.l1_steps}; give each weight the "
+                "update at which its stage ends, rising from above 0"
             )
         shares = self.stochastic_probability, self.relu_share
         if min([*self.l1_weights, self.threshold, *shares]) < 0 or max(shares) > 1:
@@ -76,7 +80,8 @@ class ZerosCallback(TrainerCallback):
         return before + (weight - before) * (1 - math.cos(math.pi * (step - start) / (end - start))) / 2
 
     def negative_probability(self, step: int, steps: int) -> float:
-        """The probability of the update after `step` of `steps` updates. The last one is a ReLU's, as the model that is saved."""
+        """The probability of the update after `step` of `steps` updates. The last one is a ReLU's, as the model that is
+        saved."""
         relu_steps = max(round(steps * self.relu_share), 1)
         return self.stochastic_probability if step < steps - relu_steps else 0.0
 
@@ -85,13 +90,14 @@ class ZerosCallback(TrainerCallback):
         config = _ours(kwargs["model"]).config
         if self.l1_weights and config.ffn_l1_weight:
             raise UserError(
-                f"ZerosCallback: l1_weights would replace the model's ffn_l1_weight={config.ffn_l1_weight}; give one of them"
+                f"ZerosCallback: l1_weights would replace the model's ffn_l1_weight={config.ffn_l1_weight}; give one "
+                "of them"
             )
         activation = config.activation_function
         if activation == "softmax" or (self.stochastic_probability and activation != "relu"):
             raise UserError(
-                f"ZerosCallback: the model's activation is {activation!r}; softmax memories have no zeros, and stochastic "
-                "activations end as ReLU, so give activation_function='relu'"
+                f"ZerosCallback: the model's activation is {activation!r}; softmax memories have no zeros, and "
+                "stochastic activations end as ReLU, so give activation_function='relu'"
             )
 
     def on_step_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:

@@ -79,7 +79,8 @@ class SavedModel(nn.Module):
 
 
 def reason_against(model: PreTrainedModel | SavedModel, options: Mapping[str, Any]) -> str | None:
-    """Why Transformers' `generate` must translate with this model and these options of `GenerationConfig`; None: it need not."""
+    """Why Transformers' `generate` must translate with this model and these options of `GenerationConfig`; None: it
+    need not."""
     config = model.config
     if type(model) is not SavedModel and (reason := _reason_against_modules(model)) is not None:
         return reason
@@ -136,7 +137,8 @@ class Search:
 
 
 class Hypothesis(NamedTuple):
-    """Target token ids with the one that ends them, without the start token, and log p(ids | source): NaN if not asked for."""
+    """Target token ids with the one that ends them, without the start token, and log p(ids | source): NaN if not asked
+    for."""
 
     ids: list[int]
     log_probability: float

@@ -1,6 +1,8 @@
-"""Loading a model and its tokenizer from a folder or the Hub, as it is or under a changed configuration, with errors for a user.
+"""Loading a model and its tokenizer from a folder or the Hub, as it is or under a changed configuration, with errors
+for a user.
 
-Weights are read from safetensors alone, never from pickles, which can hold code; code in a folder or repository is not executed.
+Weights are read from safetensors alone, never from pickles, which can hold code; code in a folder or repository is not
+executed.
 """
 
 from __future__ import annotations
@@ -45,8 +47,8 @@ _FIXED_BY_THE_WEIGHTS = (
     *("final_norm", "norm_type", "query_key_bias", "value_bias", "output_bias", "qkv_bias"),
     *("image_size", "patch_size", "num_channels", "pooling", "pooler_act"),
 )
-# Modules that a configuration adds to what Marian, ViT, GPT-2, Llama and the plain ReLUFormer have. A gated FFN has a gate of its
-# own, which is not optional.
+# Modules that a configuration adds to what Marian, ViT, GPT-2, Llama and the plain ReLUFormer have. A gated FFN has a
+# gate of its own, which is not optional.
 _OPTIONAL_MODULES = ("log_gamma", "gate_proj", "q_norm", "k_norm", "output_norm", "ffn_layer_norm")
 
 
@@ -56,14 +58,14 @@ def load_model_and_tokenizer(
     """A model, by default a sequence-to-sequence model, and its tokenizer.
 
     Args:
-        path_or_hub_id: folder written by `save_pretrained` (a run folder, a checkpoint), name of a model that comes with the
-            package, or repository id on the Hub.
+        path_or_hub_id: folder written by `save_pretrained` (a run folder, a checkpoint), name of a model that comes
+            with the package, or repository id on the Hub.
         model_class: the Auto class of another kind of model.
         options: of `from_pretrained`, such as `attn_implementation`; None takes the model's default.
 
     Raises:
-        UserError: no such folder or repository, no model in it, a model that is not an encoder-decoder, weights that are
-            damaged, incomplete, no numbers or no safetensors; a tokenizer that is damaged or another model's.
+        UserError: no such folder or repository, no model in it, a model that is not an encoder-decoder, weights that
+            are damaged, incomplete, no numbers or no safetensors; a tokenizer that is damaged or another model's.
     """
     kind = load_model_config(path_or_hub_id)
     if model_class is AutoModelForSeq2SeqLM and not kind.is_encoder_decoder:
@@ -95,7 +97,8 @@ def load_model_config(path_or_hub_id: str | Path) -> PreTrainedConfig:
 
 
 def load_translation_config(path_or_hub_id: str | Path) -> ReLUFormerConfig:
-    """The configuration of a ReLUFormer for translation, to go on from; a `UserError` where it is another kind of model."""
+    """The configuration of a ReLUFormer for translation, to go on from; a `UserError` where it is another kind of
+    model."""
     config: Any = load_model_config(path_or_hub_id)
     if not isinstance(config, ReLUFormerConfig):
         raise UserError(
@@ -113,7 +116,8 @@ def require_embeddings(name: str | Path, tokenizer: PreTrainedTokenizerBase, emb
 
 
 def load_whole(model_class: Any, path_or_hub_id: str | Path, **options: Any) -> Any:
-    """A model of an Auto class or of this package, whose weights are all there and all numbers; options of `from_pretrained`."""
+    """A model of an Auto class or of this package, whose weights are all there and all numbers; options of
+    `from_pretrained`."""
     model, info = load_with_report(model_class, path_or_hub_id, **options)
     if missing := sorted(info["missing_keys"]):  # from_pretrained only warns, and goes on with random weights
         raise UserError(
@@ -134,8 +138,8 @@ def load_with_report(model_class: Any, path_or_hub_id: str | Path, **options: An
 def changed_config(config: AttentionConfig, changes: Mapping[str, Any]) -> AttentionConfig:
     """The config of an existing model with other values in some fields, `preset` among them.
 
-    A `preset` replaces the attention, regulariser included, but for a gate and a learnable γ; an `attention_activation` alone
-    takes the scaling and the regularisation that are its defaults, unless these are given too.
+    A `preset` replaces the attention, regulariser included, but for a gate and a learnable γ; an `attention_activation`
+    alone takes the scaling and the regularisation that are its defaults, unless these are given too.
 
     Raises:
         UserError: an unknown field or preset, a bad value, or a size that the existing weights have decided.
@@ -207,8 +211,9 @@ def _load(auto_class: Any, path_or_hub_id: str | Path, what: str, **options: Any
         if "use_safetensors" in options and not any(folder.glob("*.safetensors")):
             for pickled in folder.glob("*.bin"):
                 raise UserError(
-                    f"{name}: its weights are pickled ({pickled.name}), and a pickle can execute code: refused. If you trust "
-                    "it, load it with Transformers once and save it with save_pretrained, which writes model.safetensors"
+                    f"{name}: its weights are pickled ({pickled.name}), and a pickle can execute code: refused. If you "
+                    "trust it, load it with Transformers once and save it with save_pretrained, which writes "
+                    "model.safetensors"
                 ) from error
         kind = "" if isinstance(error, (OSError, ValueError, RuntimeError)) else f"{type(error).__name__}: "
         place = "" if folder.exists() else "no such folder here, and from the Hub: "
@@ -223,5 +228,6 @@ def _check_indices(folder: Path) -> None:
         for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values():
             if Path(name).name != name:
                 raise ValueError(
-                    f"{index.name} names {name!r}, and an index may only name files in its own folder; put the file there"
+                    f"{index.name} names {name!r}, and an index may only name files in its own folder; put the file "
+                    "there"
                 )

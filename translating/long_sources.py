@@ -1,5 +1,5 @@
-"""Texts to the token ids that a model is given: whole or sentence by sentence; sources that are too long are named, then refused
-or split."""
+"""Texts to the token ids that a model is given: whole or sentence by sentence; sources that are too long are named,
+then refused or split."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ Split = Literal["sentences", "none"]
 SPLITS: tuple[str, ...] = get_args(Split)
 _NAMED = 5
 
-# The token ids of a sentence, or of a text that is translated whole: one list, several where it is too long and was split.
+# The token ids of a sentence, or of a text that is translated whole: one list, several where it is too long and was
+# split.
 Pieces = list[list[int]]
 
 
@@ -54,8 +55,8 @@ class SourceEncoder:
     Args:
         tokenizer: of the model; its source ids end in `</s>`.
         positions: how many tokens a source may have; None where the model does not limit it.
-        long_sources: what becomes of a longer one: "error" refuses all texts, "split" cuts it at the ends of sentences, and
-            between tokens where a sentence alone is too long.
+        long_sources: what becomes of a longer one: "error" refuses all texts, "split" cuts it at the ends of sentences,
+            and between tokens where a sentence alone is too long.
         moses: the step of the tokenizer.
         split: whether each sentence is a source, or the whole text.
         language: of the texts; see `split_sentences`.

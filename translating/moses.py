@@ -25,8 +25,8 @@ _MARK, _MARK_ALONE = re.compile(r"[.,](?!\S)"), re.compile(r"(?<!\S)[.,](?!\S)")
 
 @dataclass(frozen=True)
 class MosesTraces:
-    """What texts hold that Moses leaves behind: lines with a full stop or comma at the end of a word, those of them in which it
-    stands alone, and lines with entities such as `&apos;`."""
+    """What texts hold that Moses leaves behind: lines with a full stop or comma at the end of a word, those of them in
+    which it stands alone, and lines with entities such as `&apos;`."""
 
     lines: int
     marked: int
@@ -54,7 +54,8 @@ class MosesTraces:
 
 @dataclass(frozen=True)
 class MosesStep:
-    """Moses tokenisation of text before the tokenizer and its undoing after it, by sacremoses; recorded in tokenizer_config.json.
+    """Moses tokenisation of text before the tokenizer and its undoing after it, by sacremoses; recorded in
+    tokenizer_config.json.
 
     Raises `UserError`: sacremoses is not installed; a language for which it has no rules.
     """

@@ -45,8 +45,8 @@ class Options:
 
             for name in self.generation.keys() - (GenerationConfig().to_dict().keys() - _NOT_HERE):
                 raise UserError(
-                    f"{name}: not an option of translating; give options of GenerationConfig (max_new_tokens in place of "
-                    "max_length) that leave one translation for each text"
+                    f"{name}: not an option of translating; give options of GenerationConfig (max_new_tokens in place "
+                    "of max_length) that leave one translation for each text"
                 )
         for name in ("num_beams", "batch_tokens", "max_new_tokens"):
             value = getattr(self, name)

@@ -32,8 +32,8 @@ def text_file(path: str | Path, instead: str | None = None) -> Path:
 def text_lines(path: Path | BinaryIO) -> Iterator[str]:
     """The lines of a text file, without "\\n" or "\\r\\n" at their ends and without a byte order mark.
 
-    Only "\\n" ends a line, so that no other separator within a sentence puts two files out of step. Files that end in .gz, .bz2
-    or .zst are decompressed. Bytes that are not UTF-8 become lone surrogates, see `is_unicode`.
+    Only "\\n" ends a line, so that no other separator within a sentence puts two files out of step. Files that end in
+    .gz, .bz2 or .zst are decompressed. Bytes that are not UTF-8 become lone surrogates, see `is_unicode`.
 
     Raises:
         UserError: a file that cannot be read or decompressed, or that is no text in UTF-8.
@@ -47,8 +47,9 @@ def text_lines(path: Path | BinaryIO) -> Iterator[str]:
         with io.BufferedReader(opened) as stream:
             if b"\0" in stream.peek(_HEAD_BYTES)[:_HEAD_BYTES]:
                 raise UserError(
-                    f"{path}: holds NUL bytes, as UTF-16 and compressed files do; expected text in UTF-8, or a name that ends in "
-                    f"{', '.join(COMPRESSED_SUFFIXES)}: convert it (`iconv -f UTF-16 -t UTF-8`), rename it or unpack it"
+                    f"{path}: holds NUL bytes, as UTF-16 and compressed files do; expected text in UTF-8, or a name "
+                    f"that ends in {', '.join(COMPRESSED_SUFFIXES)}: convert it (`iconv -f UTF-16 -t UTF-8`), rename "
+                    "it or unpack it"
                 )
             for number, line in enumerate(stream):
                 line = line if number else line.removeprefix(codecs.BOM_UTF8)

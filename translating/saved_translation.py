@@ -1,8 +1,9 @@
 """A translator from a folder without Transformers, of which the import takes longer than a short translation.
 
-It takes what `save_pretrained` writes of a model that `FastTranslationModel` computes, and of a tokenizer that is nothing but its
-tokenizer.json. For anything else `quick_translator` is None, and Transformers loads the folder, with its own messages. That is so
-for a folder with another file, an unknown field, or a value that `ReLUFormerConfig` would refuse.
+It takes what `save_pretrained` writes of a model that `FastTranslationModel` computes, and of a tokenizer that is
+nothing but its tokenizer.json. For anything else `quick_translator` is None, and Transformers loads the folder, with
+its own messages. That is so for a folder with another file, an unknown field, or a value that `ReLUFormerConfig` would
+refuse.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from reluformer.modeling_reluformer.attention_reluformer import ATTENTION_SCALINGS, LARGEST_ALPHA
+from reluformer.modeling_reluformer.attention_reluformer import check_row_scale
 from reluformer.modeling_reluformer.compiled.library import library
 from reluformer.translating.fast_translation import SavedModel, reason_against
 from reluformer.translating.shipped import located
@@ -146,7 +147,8 @@ def _is_any(value: Any) -> bool:
     return True
 
 
-# Every field that `ReLUFormerConfig` writes into config.json, and which values are read here; `reason_against` limits some more.
+# Every field that `ReLUFormerConfig` writes into config.json, and which values are read here; `reason_against` limits
+# some more.
 _FIELDS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("vocab_size", "decoder_vocab_size", "d_model", "max_position_embeddings"), _is_size),
     **dict.fromkeys(("encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"), _is_size),
@@ -158,13 +160,11 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("skip_logits", "use_cache"), _is_flag),
     **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "label_smoothing"), _is_share),
     **dict.fromkeys(("regularization_weight", "ffn_l1_weight", "ffn_threshold"), _is_weight),
-    "attention_gamma": lambda value: _is_weight(value) and value > 0,
-    "attention_alpha": lambda value: _is_number(value) and 0 <= value <= LARGEST_ALPHA,
+    **dict.fromkeys(("attention_gamma", "attention_alpha"), _is_number),  # their ranges: `check_row_scale`
     "entropy_margin": lambda value: _is_number(value) and 0 <= value <= 1,
     "ffn_temperature": lambda value: _is_number(value) and value == 1,
     **dict.fromkeys(("init_std", "activation_sparsity_pattern"), lambda value: value is None or _is_number(value)),
-    "attention_scaling": lambda value: value in ATTENTION_SCALINGS,
-    **dict.fromkeys(("attention_activation", "attention_output_norm"), _is_any),
+    **dict.fromkeys(("attention_scaling", "attention_activation", "attention_output_norm"), _is_any),
     **dict.fromkeys(("activation_function", "ffn_output_norm", "ffn_top_k"), _is_any),
     "is_encoder_decoder": lambda value: value is True,
     "model_type": lambda value: value == "reluformer",
@@ -185,7 +185,8 @@ def _has_known_fields(config: _Settings) -> bool:
 
 
 def _is_sound(config: _Settings) -> bool:
-    """Whether the fields go together."""
+    """Whether the fields go together; a `ValueError` for a row scale that `ReLUFormerConfig` refuses, too."""
+    check_row_scale(config.attention_scaling, config.attention_gamma, config.attention_alpha)
     is_softmax = config.attention_activation == "softmax"
     tokens = config.pad_token_id, config.bos_token_id, config.decoder_start_token_id
     attentions = config.encoder_layers + 2 * config.decoder_layers
@@ -201,7 +202,8 @@ def _is_sound(config: _Settings) -> bool:
 
 
 def _is_sound_generation(generation: _Settings) -> bool:
-    """Whether generation_config.json holds no value that `GenerationConfig` refuses; what is served says `reason_against`."""
+    """Whether generation_config.json holds no value that `GenerationConfig` refuses; what is served says
+    `reason_against`."""
     values = vars(generation)
     are_tokens = all(_is_token(values.get(name)) for name in ("pad_token_id", "bos_token_id"))
     limits = (values.get(name) for name in ("max_new_tokens", "max_length", "num_beams"))

@@ -28,8 +28,8 @@ class Sentences(NamedTuple):
 def split_sentences(text: str, language: str | None = None) -> Sentences:
     """The sentences of a text by the rules of `sentencex`; a line break ends one, too.
 
-    What has no letter and no digit, such as a rule of dashes, is no sentence and counts as white space. A full stop within a word
-    ends none: www.Example.Com and ASP.NET stay whole.
+    What has no letter and no digit, such as a rule of dashes, is no sentence and counts as white space. A full stop
+    within a word ends none: www.Example.Com and ASP.NET stay whole.
 
     Args:
         language: code of ISO 639; None, or one without rules of its own: English ones.

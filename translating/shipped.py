@@ -17,11 +17,12 @@ def shipped_models() -> list[str]:
 
 
 def located(path_or_hub_id: str | Path) -> str | Path:
-    """The folder of a model that comes with the package, for its name; a path that is there, and an id on the Hub, as it is.
+    """The folder of a model that comes with the package, for its name; a path that is there, and an id on the Hub, as
+    it is.
 
     Raises:
-        UserError: what can be none of these. The Hub, where ids are `owner/name`, is not asked for it: without a network that
-            takes half a minute.
+        UserError: what can be none of these. The Hub, where ids are `owner/name`, is not asked for it: without a
+            network that takes half a minute.
     """
     name, ours = str(path_or_hub_id), shipped_models()
     if Path(name).exists():
@@ -31,8 +32,8 @@ def located(path_or_hub_id: str | Path) -> str | Path:
     if "/" not in name:
         # the Hub's oldest models are known without an owner, too, but each has one
         raise UserError(
-            f"{name!r}: no such folder here, and no model of the package ({', '.join(ours) or 'none'}); give one of these, a "
-            "folder, or an id on the Hub with its owner, such as openai-community/gpt2"
+            f"{name!r}: no such folder here, and no model of the package ({', '.join(ours) or 'none'}); give one of "
+            "these, a folder, or an id on the Hub with its owner, such as openai-community/gpt2"
         )
     if name.count("/") > 1 or name.startswith((".", "/", "~", "runs/")):
         raise UserError(f"{name!r}: no such folder; give the folder of a model, or a repository id on the Hub")

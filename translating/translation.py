@@ -44,8 +44,8 @@ class _Score(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """Translations of some sources: target ids (sources, longest translation) with the start token, how many of them were cut
-    at the limit, and their scores, if these are wanted."""
+    """Translations of some sources: target ids (sources, longest translation) with the start token, how many of them
+    were cut at the limit, and their scores, if these are wanted."""
 
     ids: Tensor
     unfinished: int
@@ -68,9 +68,9 @@ Translation = str | ScoredTranslation
 class Translator:
     """Plain text in, plain text out; a Moses step that the tokenizer records is applied before and undone after.
 
-    A text is translated sentence by sentence, and the white space and line breaks between its sentences stay as they were,
-    unless the model was trained on documents. A translation does not depend on what else is translated: padding is masked, and
-    sentences share a batch only if they have the same limit on the decoding length.
+    A text is translated sentence by sentence, and the white space and line breaks between its sentences stay as they
+    were, unless the model was trained on documents. A translation does not depend on what else is translated: padding
+    is masked, and sentences share a batch only if they have the same limit on the decoding length.
 
     Args:
         model: a sequence-to-sequence model; it is put into evaluation mode for each call and given back as it was.
@@ -82,23 +82,24 @@ class Translator:
             with a warning.
         batch_tokens: source tokens with padding (sentences · longest) in a batch; a longer sentence is a batch of
             its own.
-        split: "sentences" translates each sentence of a text by itself; "none" the text as a whole. A line break ends a sentence,
-            and what has no letter and no digit stays as it is. None: "none" for a tokenizer that records `text_unit` "document",
-            as those of recipes with packed documents do, else "sentences".
-        long_sources: for sources, which are sentences or whole texts, with more tokens than `max_position_embeddings`: "error"
-            refuses all texts before the first is translated; "split" cuts at the ends of sentences, or between tokens where a
-            sentence alone is too long, joins the translations with a space, and warns.
+        split: "sentences" translates each sentence of a text by itself; "none" the text as a whole. A line break ends a
+            sentence, and what has no letter and no digit stays as it is. None: "none" for a tokenizer that records
+            `text_unit` "document", as those of recipes with packed documents do, else "sentences".
+        long_sources: for sources, which are sentences or whole texts, with more tokens than `max_position_embeddings`:
+            "error" refuses all texts before the first is translated; "split" cuts at the ends of sentences, or between
+            tokens where a sentence alone is too long, joins the translations with a space, and warns.
         device: where to compute; None leaves the model where it is.
-        compute: on a CPU, the type in which matrices are held and multiplied: "float32", whose translations are those of
-            `generate`, or "int8", which is faster.
+        compute: on a CPU, the type in which matrices are held and multiplied: "float32", whose translations are those
+            of `generate`, or "int8", which is faster.
         scores: give each translation as a `ScoredTranslation`, with the mean of its tokens' log-probabilities.
-        generation: other options of `GenerationConfig`, such as `no_repeat_ngram_size=3`. By default nothing is sampled.
+        generation: other options of `GenerationConfig`, such as `no_repeat_ngram_size=3`. By default nothing is
+            sampled.
 
     Raises:
         UserError: an option that is unknown or out of range.
 
-    `shortened` are the numbers (from 1) of the texts of the last call that were too long, or held a sentence that was, and were
-    cut by `long_sources`.
+    `shortened` are the numbers (from 1) of the texts of the last call that were too long, or held a sentence that was,
+    and were cut by `long_sources`.
     """
 
     def __init__(
@@ -168,7 +169,8 @@ class Translator:
 
     @property
     def decoding(self) -> dict[str, Any]:
-        """The settings that decide what is translated, to stand beside scores; of `compute`, the type that the last call used."""
+        """The settings that decide what is translated, to stand beside scores; of `compute`, the type that the last
+        call used."""
         return replace(self.options, compute=self._computed or self.options.compute).decoding
 
     @overload
@@ -178,7 +180,8 @@ class Translator:
     def __call__(
         self, texts: str | Iterable[str], progress: bool = False, **options: Any
     ) -> Translation | list[Translation]:
-        """Translates one text to a text, or several to a list in the same order; with `scores`, to a `ScoredTranslation` each.
+        """Translates one text to a text, or several to a list in the same order; with `scores`, to a
+        `ScoredTranslation` each.
 
         White space alone is not given to the model: it stays as it is or, with `split` "none", becomes "".
 
@@ -188,7 +191,8 @@ class Translator:
             options: of the constructor, for this call alone; not its device.
 
         Raises:
-            UserError: a source is not text; sources that are too long, with `long_sources` "error"; see the constructor.
+            UserError: a source is not text; sources that are too long, with `long_sources` "error"; see the
+                constructor.
         """
         chosen, several = self._chosen(options), [texts] if isinstance(texts, str) else texts
         sources = self._encode(several, chosen)
@@ -334,7 +338,8 @@ class Translator:
         return _Batch(ids, int((~finished).sum()), scores)
 
     def _scores_of(self, output: Any, ends: Any) -> list[_Score]:
-        """Those of what `generate` returned: what stands behind the first token that ends a translation does not count."""
+        """Those of what `generate` returned: what stands behind the first token that ends a translation does not
+        count."""
         generated = output.sequences[:, 1:]
         of_tokens = self.model.compute_transition_scores(
             output.sequences, output.scores, getattr(output, "beam_indices", None), normalize_logits=True
@@ -374,7 +379,8 @@ class Translator:
         return fast
 
     def _say(self, line: str, options: Options) -> None:
-        """Once; quietly where `generate` is the usual way, on a GPU and for exported models, and nothing else was asked for."""
+        """Once; quietly where `generate` is the usual way, on a GPU and for exported models, and nothing else was asked
+        for."""
         is_usual = self.model.device.type != "cpu" or getattr(self.model, "is_exported", False)
         if line != self._said:
             logger.log(logging.INFO if is_usual and options.compute == "float32" else logging.WARNING, line)

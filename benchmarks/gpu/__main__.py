@@ -1,19 +1,21 @@
 """The campaign on a GPU: what there is to know of a card in stages of minutes, which need no network.
 
-    make gpu-bundle                                   build/gpu: a folder with what another machine needs
-    python -m benchmarks.gpu all --dry-run            what each stage would measure, and in how many minutes; needs no GPU
-    python -m benchmarks.gpu all                      all stages, in the order in which they stand here
-    python -m benchmarks.gpu check                    is it right? The others are worth nothing where this one fails
-    python -m benchmarks.gpu shares                   training with a share of the regulariser: 1, 0.5, 0.25, 0.125
-    python -m benchmarks.gpu attention                TFLOP/s of attention alone, beside its rivals and the card's own product
-    python -m benchmarks.gpu models                   training and generation of whole models, beside the library's
-    python -m benchmarks.gpu decode                   few queries: by the kernel, or by plain products?
-    python -m benchmarks.gpu tune                     tiles of each kernel; a trial on the CPU needs TRITON_INTERPRET=1
-    python -m benchmarks.gpu page                     writes benchmarks/GPU.md from benchmarks/results/gpu/
+    make gpu-bundle                         build/gpu: a folder with what another machine needs
+    python -m benchmarks.gpu all --dry-run  what each stage would measure, and in how many minutes; needs no GPU
+    python -m benchmarks.gpu all            all stages, in the order in which they stand here
+    python -m benchmarks.gpu check          is it right? The others are worth nothing where this one fails
+    python -m benchmarks.gpu shares         training with a share of the regulariser: 1, 0.5, 0.25, 0.125
+    python -m benchmarks.gpu attention      TFLOP/s of attention alone, beside its rivals and the card's own product
+    python -m benchmarks.gpu models         training and generation of whole models, beside the library's
+    python -m benchmarks.gpu decode         few queries: by the kernel, or by plain products?
+    python -m benchmarks.gpu tune           tiles of each kernel; a trial on the CPU needs TRITON_INTERPRET=1
+    python -m benchmarks.gpu page           writes benchmarks/GPU.md from benchmarks/results/gpu/
 
-Each stage ends within its minutes, writes STAGE.json whole after every cell, and goes on where it stopped when it is called
-again: with what stands in the folder of --output, or else in benchmarks/results/gpu/, if the source and the card are the same.
-Trainings are those of the studies, several at once: `python -m benchmarks.studies --gpu --jobs 12 --study relu2`.
+Each stage ends within its minutes, writes STAGE.json whole after every cell, and goes on where it stopped when it is
+called
+again: with what stands in the folder of --output, or else in benchmarks/results/gpu/, if the source and the card are
+the same. Trainings are those of the studies, several at once: `python -m benchmarks.studies --gpu --jobs 12 --study
+relu2`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Attention alone: TFLOP/s beside FlashAttention, cuDNN, FlexAttention and eager, forward, and forward and backward.
 
-16,384 tokens in a batch and 2,048 features in all heads, bfloat16. SDPA is forced to FlashAttention-2 and to cuDNN in turn.
-FlexAttention computes softmax, and ReLU + 1, normalised, by the score log(ReLU + 1): near ReLU attention, not the same.
-Operations are counted as 4·batch·heads·n²·head_dim forward and 2.5 times that backward, half of both where causal.
+16,384 tokens in a batch and 2,048 features in all heads, bfloat16. SDPA is forced to FlashAttention-2 and to cuDNN in
+turn. FlexAttention computes softmax, and ReLU + 1, normalised, by the score log(ReLU + 1): near ReLU attention, not the
+same. Operations are counted as 4·batch·heads·n²·head_dim forward and 2.5 times that backward, half of both where
+causal.
 """
 
 from __future__ import annotations
@@ -49,8 +50,9 @@ def operations(case: AttentionCase, which: str) -> float:
 
 
 def measure(case: AttentionCase, dropout_p: float) -> dict[str, Any]:
-    """Milliseconds, their P10 and P90, and TFLOP/s by pass and contender; `left_out`: what this card or version cannot run, with
-    the reason. `product`: TFLOP/s of the library's own product in the same rounds, the limit. `errors`: see `row_errors`.
+    """Milliseconds, their P10 and P90, and TFLOP/s by pass and contender; `left_out`: what this card or version cannot
+    run, with the reason. `product`: TFLOP/s of the library's own product in the same rounds, the limit. `errors`: see
+    `row_errors`.
     """
     inputs = attention.random_inputs(case, 0, with_mask=case.length <= LONGEST_EAGER)
     forwards, trainings, left_out = {}, {}, {}
@@ -96,8 +98,8 @@ def product_step(case: AttentionCase) -> tuple[Step, float]:
 
 @torch.no_grad()
 def row_errors(case: AttentionCase, inputs: AttentionInputs, statistics: str) -> dict[str, float]:
-    """Of the output, S and T at the size that is timed: their error over their norm, against float64, on some rows of each head
-    of the last sequence, the first and the last query among them."""
+    """Of the output, S and T at the size that is timed: their error over their norm, against float64, on some rows of
+    each head of the last sequence, the first and the last query among them."""
     found = attention.fused(case, inputs, statistics)(*inputs.leaves)
     rows = torch.linspace(0, case.length - 1, min(CHECKED_ROWS, case.length), device=case.device).long()
     query, key, value = (states[-1:].double() for states in inputs.leaves)

@@ -1,4 +1,5 @@
-"""A stage: cells that are measured one after the other until the time is over, in a file that is whole after each of them."""
+"""A stage: cells that are measured one after the other until the time is over, in a file that is whole after each of
+them."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ DEVICE = "cuda" if CUDA else "cpu"
 
 
 class Cell(NamedTuple):
-    """names: what it is, alone in its stage. measure: returns results. seconds: it is not begun where less time is left.
+    """names: what it is, alone in its stage. measure: returns results. seconds: it is not begun where less time is
+    left.
 
     together: of cells that are measured at once by the first of them, which alone takes these seconds; else None.
     """
@@ -66,7 +68,8 @@ def run_stage(stage: str, cells: Callable[[], Iterable[Cell]], options: argparse
 
 
 def plan_stage(stage: str, cells: Callable[[], Iterable[Cell]], options: argparse.Namespace) -> int:
-    """Prints what the stage would measure, its seconds as they are allowed for, and what would be left for a second call."""
+    """Prints what the stage would measure, its seconds as they are allowed for, and what would be left for a second
+    call."""
     path = options.output / f"{stage}.json"
     known = [record["cell"] for record in _earlier_cells(path, {**stage_record(), "toy": options.toy})]
     fitting: dict[str, bool] = {}
@@ -98,7 +101,8 @@ def clocks() -> dict[str, float] | None:
 
 
 def stage_record() -> dict[str, Any]:
-    """Command, commit, machine, card and versions; `source`: a digest of the code whose speed is measured, and of these."""
+    """Command, commit, machine, card and versions; `source`: a digest of the code whose speed is measured, and of
+    these."""
     # of this package, not of `reluformer`, and without the folders of a machine that was lent
     record = run_record(public_text(f"python -m {command_line(['benchmarks.gpu', *sys.argv[1:]])}"), None, 0)
     record |= read_result(COMMIT_FILE) or {}

@@ -1,4 +1,5 @@
-"""Is it right on this card? The kernels against float64, whole models against their eager selves, torch.compile, memory."""
+"""Is it right on this card? The kernels against float64, whole models against their eager selves, torch.compile,
+memory."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 
 NUMERICS = "tests/modeling_reluformer/fused/test_paths.py"
 QUIETLY = ("--noconftest", "-p", "no:cacheprovider", "--tb=short", "-W", "ignore::RuntimeWarning")
-# A step of attention alone may hold besides its inputs so many tensors of their size: the output, its gradient times the
-# row scale, and three gradients.
+# A step of attention alone may hold besides its inputs so many tensors of their size: the output, its gradient times
+# the row scale, and three gradients.
 TENSORS, LENGTH = 5.5, 16384
 
 
@@ -55,7 +56,8 @@ def kernel_tests() -> dict[str, Any]:
 
 
 def model_errors(what: torch.dtype | str) -> dict[str, Any]:
-    """The error of all gradients over their size: against float64, fused may have twice that of eager; compiled against not."""
+    """The error of all gradients over their size: against float64, fused may have twice that of eager; compiled against
+    not."""
     torch.manual_seed(0)
     shape = SHAPES["tiny"] | {"encoder_layers": 2, "decoder_layers": 2, "vocab_size": 500}
     config = ReLUFormerConfig.from_preset("reluformer", **shape, dropout=0.0, attention_dropout=0.0)

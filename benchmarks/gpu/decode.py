@@ -1,7 +1,8 @@
 """Few queries, as in decoding: by the kernel, or by plain products? What `_is_small` of fused/attention.py decides by.
 
-Without gradients it takes the kernel on a GPU whatever the size, and with gradients plain products up to `PLAIN_QUERIES` queries.
-Each cell times both for all queries and keys; `plain_queries` says up to how many queries plain products win at every length.
+Without gradients it takes the kernel on a GPU whatever the size, and with gradients plain products up to
+`PLAIN_QUERIES` queries. Each cell times both for all queries and keys; `plain_queries` says up to how many queries
+plain products win at every length.
 """
 
 from __future__ import annotations

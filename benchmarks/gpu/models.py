@@ -1,10 +1,10 @@
 """Whole models beside the library's: training with AdamW in bfloat16 by autocast, generation in bfloat16.
 
-Translation at the sizes of IWSLT14 (6 + 6 layers of 512, 10,000 pieces) and of WMT14 base (32,000); sentences or 1,024 tokens.
-The decoder has the size of GPT-2; pictures go through ViT S/16. All contenders of a cell are timed in the same rounds, since
-the speed of the CPU that launches the kernels drifts. Wall time is that of several steps between two synchronisations, as in a
-training; the kernels' own time in one step says what of it the GPU was busy. MarianMTModel computes attention by `sdpa`, which
-takes FlashAttention or cuDNN where nothing is padded.
+Translation at the sizes of IWSLT14 (6 + 6 layers of 512, 10,000 pieces) and of WMT14 base (32,000); sentences or 1,024
+tokens. The decoder has the size of GPT-2; pictures go through ViT S/16. All contenders of a cell are timed in the same
+rounds, since the speed of the CPU that launches the kernels drifts. Wall time is that of several steps between two
+synchronisations, as in a training; the kernels' own time in one step says what of it the GPU was busy. MarianMTModel
+computes attention by `sdpa`, which takes FlashAttention or cuDNN where nothing is padded.
 """
 
 from __future__ import annotations

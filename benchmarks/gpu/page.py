@@ -162,7 +162,8 @@ def _origin(result: Result) -> list[str]:
     file = f"[{result['stage']}.json](results/gpu/{result['stage']}.json)"
     return [
         *toy,
-        f"{_card(result)}, {machine['cores']} cores; commit {commit}, {result['date'][:10]}; {packages}. Values: {file}.",
+        f"{_card(result)}, {machine['cores']} cores; commit {commit}, {result['date'][:10]}; {packages}. Values: "
+        f"{file}.",
     ]
 
 
@@ -224,7 +225,8 @@ def _attention(cells: Sequence[Result]) -> Iterator[str]:
 
 
 def _checks(cells: Sequence[Result]) -> list[str]:
-    """For cells of attention that hold them: the card's own product, its clock, P10 to P90, and errors against float64."""
+    """For cells of attention that hold them: the card's own product, its clock, P10 to P90, and errors against
+    float64."""
     rows, errors = [], []
     for cell in cells:
         for which in PASSES if "product" in cell else ():
@@ -245,7 +247,8 @@ def _checks(cells: Sequence[Result]) -> list[str]:
 
 
 def _models(cells: Sequence[Result]) -> Iterator[str]:
-    """A table for each task: models in eager mode and compiled, with the regulariser where the name does not say otherwise."""
+    """A table for each task: models in eager mode and compiled, with the regulariser where the name does not say
+    otherwise."""
     for task in dict.fromkeys(cell["cell"].get("task", "training") for cell in cells):
         of_task = [cell for cell in cells if cell["cell"].get("task", "training") == task]
         training = task == "training"

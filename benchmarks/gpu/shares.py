@@ -1,7 +1,7 @@
 """Training with a share of the regulariser: what `regularization_share` gives back of the price of S and T.
 
-Between the whole regulariser, which needs S and T of each attention, and λ = 0, which needs neither; beside Marian with label
-smoothing. The figures are those of `models`.
+Between the whole regulariser, which needs S and T of each attention, and λ = 0, which needs neither; beside Marian with
+label smoothing. The figures are those of `models`.
 """
 
 from __future__ import annotations

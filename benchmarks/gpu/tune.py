@@ -40,7 +40,8 @@ def cells(options: argparse.Namespace) -> Iterator[Cell]:
 
 
 def tune(kernel: str, head_dim: int, statistics: str) -> dict[str, Any]:
-    """Milliseconds of the kernel with the package's own tiles, and with the five best; what did not run, by its reason."""
+    """Milliseconds of the kernel with the package's own tiles, and with the five best; what did not run, by its
+    reason."""
     own = tile_sizes(kernel, torch.empty(1, 1, LENGTH, head_dim, **OF_KIND), statistics != "none")
     found, failed = {}, {}
     for tiles in dict.fromkeys((own, *TILES)):

@@ -70,7 +70,8 @@ def _list(studies: Mapping[str, Study], found: Mapping[str, Sequence[Task]], *, 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="python -m benchmarks.studies",
-        description="Runs the rows of the papers' tables and figures: those that are missing; one that was interrupted goes on "
+        description="Runs the rows of the papers' tables and figures: those that are missing; one that was interrupted "
+        "goes on "
         "where it stopped, one that is finished is left alone.",
     )
     parser.add_argument("--study", action="append", metavar="NAME", help="such as t2; may be repeated; default: all")

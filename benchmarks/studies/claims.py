@@ -26,8 +26,8 @@ WORDS = (AGREES, DISAGREES, UNDECIDED, NOT_MEASURED, PENDING)
 # What claims are about. A path names its score; the seconds that a training took are of its speed.
 KINDS = ("BLEU", "accuracy", "perplexity", "mechanism", "speed")
 _SPEED = ("cpu_seconds", "training_seconds")
-# "Does not converge": a loss that is not finite or, after as many updates, less than this share of the twin's BLEU. A model with
-# less BLEU than the second has not learned the task.
+# "Does not converge": a loss that is not finite or, after as many updates, less than this share of the twin's BLEU. A
+# model with less BLEU than the second has not learned the task.
 CONVERGED, LEARNED = 0.5, 10.0
 # The paths of figures that are compared by a paired bootstrap.
 _PAIRED = {f"{name}.score": name for name in STATISTICS}
@@ -72,14 +72,15 @@ def judge(study: Study, outcomes: Mapping[str, Outcome]) -> list[Verdict]:
 
 
 def decisive(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Those that decide about a statement, of all that test it: of rows trained to the end, if some of them were measured."""
+    """Those that decide about a statement, of all that test it: of rows trained to the end, if some of them were
+    measured."""
     ended = [verdict for verdict in verdicts if verdict.to_the_end and verdict.verdict not in (NOT_MEASURED, PENDING)]
     return ended or list(verdicts)
 
 
 def of_statement(verdicts: Sequence[Verdict]) -> str:
-    """The word for a statement: it agrees where all tests that were measured agree, and disagrees where some of them disagree
-    and none agrees.
+    """The word for a statement: it agrees where all tests that were measured agree, and disagrees where some of them
+    disagree and none agrees.
 
     Args:
         verdicts: of all claims that test it.
@@ -235,7 +236,8 @@ class _Case:
         return next(word for word in (DISAGREES, PENDING, UNDECIDED, AGREES) if word in words), "; ".join(texts)
 
     def _with_diverged(self, diverged: list[bool]) -> Word:
-        """A row that does not converge has the worst score, and is the equal of none; of its other figures it says nothing."""
+        """A row that does not converge has the worst score, and is the equal of none; of its other figures it says
+        nothing."""
         gone = [row.entry.label for row, is_gone in zip(self.rows, diverged, strict=True) if is_gone]
         text = " and ".join(gone) + " does not converge"
         if self._score is None or all(diverged):
@@ -287,7 +289,8 @@ def _compare_scores(claim: Claim, name: str, ours: Sequence[Any], theirs: Sequen
 
 
 def _within(claim: Claim, test: Comparison, unit: str) -> Word:
-    """Two one-sided tests of 5 % each, or one for "no more than so much behind": the 90 % interval must lie within the margin."""
+    """Two one-sided tests of 5 % each, or one for "no more than so much behind": the 90 % interval must lie within the
+    margin."""
     figures = mean_and_each(test.each, "{:+.2f}") + unit
     if test.items < FEWEST_ITEMS:
         return UNDECIDED, f"{figures}: {test.noise}"

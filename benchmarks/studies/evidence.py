@@ -1,4 +1,5 @@
-"""ReLU beside softmax, from the results of the studies: the tables of docs/evidence.md, a section of evidence.yaml each.
+"""ReLU beside softmax, from the results of the studies: the tables of docs/evidence.md, a section of evidence.yaml
+each.
 
 Other pages quote a pair by its name: its difference, how sure it is, and of how many seeds.
 """
@@ -38,8 +39,8 @@ Results = Sequence[Mapping[str, Any]]
 class Pair:
     """Two rows of the studies that differ in the attention alone.
 
-    task: what was trained. theirs, ours: rows. score: one of `STATISTICS`. name: what other pages call the pair. to_the_end: it
-    is one of those that [`seed_pairs`] counts.
+    task: what was trained. theirs, ours: rows. score: one of `STATISTICS`. name: what other pages call the pair.
+    to_the_end: it is one of those that [`seed_pairs`] counts.
     """
 
     task: str
@@ -185,7 +186,8 @@ def models_table(section: str) -> str:
 
 
 def seed_differences() -> list[float]:
-    """By how much BLEU softmax is ahead of ReLU, of each pair of one seed on the corpora that were trained to the end."""
+    """By how much BLEU softmax is ahead of ReLU, of each pair of one seed on the corpora that were trained to the
+    end."""
     pairs = (pair for pair in PAIRS if pair.to_the_end)
     return [
         softmax[pair.score]["score"] - relu[pair.score]["score"]
@@ -201,5 +203,6 @@ def seed_pairs() -> str:
     p_value = p_in_words(paired_t_test(differences))
     return (
         f"Softmax is ahead of ReLU in {ahead} of the {len(differences)} pairs of one seed on Multi30k and Tatoeba, by "
-        f"{fmean(differences):.2f} BLEU on average (paired t test, {p_value}; of other seeds, on these two test texts).\n"
+        f"{fmean(differences):.2f} BLEU on average (paired t test, {p_value}; of other seeds, on these two test "
+        "texts).\n"
     )

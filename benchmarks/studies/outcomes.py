@@ -24,7 +24,8 @@ _STEP = re.compile(r"([\w-]+)(?:\[([^\]]*)\])?(?:\.|$)")
 class Outcome:
     """A row of a study's table with its results.
 
-    status: `RUN`, `PENDING` or `NOT_HERE`. why: in words, where it is not `RUN`, or where a seed is missing. results: by seed.
+    status: `RUN`, `PENDING` or `NOT_HERE`. why: in words, where it is not `RUN`, or where a seed is missing. results:
+        by seed.
     beside: all rows of the table, by name.
     """
 
@@ -37,8 +38,8 @@ class Outcome:
 
 
 def at_size(study: Study, size: str) -> Study:
-    """The study without the figures that this size does not show, and without the claims that are made of them; of the size
-    smoke, which shows that everything runs and nothing else, without any claim."""
+    """The study without the figures that this size does not show, and without the claims that are made of them; of the
+    size smoke, which shows that everything runs and nothing else, without any claim."""
     figures = {name: figure for name, figure in study.figures.items() if size in figure.sizes}
     gone = study.figures.keys() - figures.keys()
     return dataclasses.replace(
@@ -88,8 +89,8 @@ def compared_with(figure: Figure, outcome: Outcome) -> Outcome | None:
 
 
 def select(content: Any, path: str) -> Any:
-    """What a path leads to: `a.b[layer=all,p=0.2].c`; None where it ends early, the list of rows where it ends with one.
-    `log.name` and `log10.name` are of what was logged, see `study.Figure`.
+    """What a path leads to: `a.b[layer=all,p=0.2].c`; None where it ends early, the list of rows where it ends with
+    one. `log.name` and `log10.name` are of what was logged, see `study.Figure`.
 
     Raises:
         UserError: text that is no path.

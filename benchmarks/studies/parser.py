@@ -36,8 +36,8 @@ _NOT_IN_THE_KEY += (("data", "homepage"),)  # for the message that the corpus is
 class Row:
     """One row at one size, without its seed.
 
-    name: of results and run folders. key: of what it trains. recipe: merged, as in a recipe file. values: of its family's
-    `each`. start: the row whose trained model it starts from; None for new weights.
+    name: of results and run folders. key: of what it trains. recipe: merged, as in a recipe file. values: of its
+    family's `each`. start: the row whose trained model it starts from; None for new weights.
     """
 
     name: str
@@ -165,7 +165,8 @@ def said(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _elsewhere(entry: StudyRow) -> TableRow:
-    """A row, or one for a whole family, that does not exist at this size: the paper's figures stand there all the same."""
+    """A row, or one for a whole family, that does not exist at this size: the paper's figures stand there all the
+    same."""
     paper = {
         column: " · ".join(map(str, says.values())) if isinstance(says, dict) else says
         for column, says in entry.paper.items()
@@ -175,7 +176,8 @@ def _elsewhere(entry: StudyRow) -> TableRow:
 
 
 def row_of_line(name: str, values: Mapping[str, Any]) -> str | None:
-    """The row's name that a name in a plot or a claim stands for, given a row's values; None where they do not fill it."""
+    """The row's name that a name in a plot or a claim stands for, given a row's values; None where they do not fill
+    it."""
     try:
         return name.format(**values)
     except KeyError:
@@ -195,7 +197,8 @@ def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
 def recipe_of(row: Row, seed: int, output_dir: Path, start_dir: Path | None = None) -> dict[str, Any]:
     """The recipe of one training of a row, as in a recipe file.
 
-    output_dir: the run folder. start_dir: that of what the row starts from, if it does; the tokenizer comes from there, too.
+    output_dir: the run folder. start_dir: that of what the row starts from, if it does; the tokenizer comes from there,
+        too.
     """
     own: dict[str, Any] = {"name": row.name, "training": {"seed": seed, "output_dir": str(output_dir)}}
     recipe = dict(row.recipe)
@@ -226,7 +229,8 @@ def _row(name: str, family: RowFamily, size: str, values: dict[str, Any], read: 
 
 
 def filled(template: Any, values: Mapping[str, Any]) -> Any:
-    """`template` with `{name}` replaced; a text that is nothing but `{name}` becomes the value itself, with its type."""
+    """`template` with `{name}` replaced; a text that is nothing but `{name}` becomes the value itself, with its
+    type."""
     if isinstance(template, Mapping):
         return {key: filled(value, values) for key, value in template.items()}
     if isinstance(template, list):
@@ -272,7 +276,8 @@ def _numbers_alike(value: Any) -> Any:
 
 
 def _made(kind: Any, says: Any, where: str) -> Any:
-    """An object of a dataclass, of a list of them or of a dictionary of them, from what a file says; anything else as it is."""
+    """An object of a dataclass, of a list of them or of a dictionary of them, from what a file says; anything else as
+    it is."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is list and dataclasses.is_dataclass(arguments[0]):
         return [_made(arguments[0], each, where) for each in says]

@@ -29,10 +29,11 @@ Recipe = Mapping[str, Any]
 
 
 class Pictures(Dataset):
-    """The pictures of a split as the model takes them: (channels, height, width), values from -1 to 1, resized where needed.
+    """The pictures of a split as the model takes them: (channels, height, width), values from -1 to 1, resized where
+    needed.
 
-    config: of the model: its size, its channels, and whether labels are classes or a share of each class. training: change the
-    pictures as the recipe's `augmentation` says; what is drawn comes from torch's random numbers.
+    config: of the model: its size, its channels, and whether labels are classes or a share of each class. training:
+    change the pictures as the recipe's `augmentation` says; what is drawn comes from torch's random numbers.
     """
 
     def __init__(self, recipe: Recipe, split: str, config: ReLUFormerVisionConfig, *, training: bool = False) -> None:
@@ -83,7 +84,8 @@ def _drawn_anew(labels: np.ndarray, share: float, classes: int, seed: int) -> np
 
 
 def _random_box(size: tuple[int, int], shares: tuple[float, float]) -> tuple[int, int, int, int]:
-    """A part of the picture of a random share of its area, with sides of 3:4 to 4:3; the whole of it if none is found."""
+    """A part of the picture of a random share of its area, with sides of 3:4 to 4:3; the whole of it if none is
+    found."""
     width, height = size
     for _ in range(10):
         at = torch.rand(4).tolist()
@@ -141,7 +143,8 @@ def prepare(recipe: Recipe, folder: Path) -> dict[str, Any]:
 
 
 def _hits(logits: Tensor, labels: Tensor) -> Tensor:
-    """Whether the class of each picture is the highest, and among the `TOP` highest where there are more: (batch, 1 or 2)."""
+    """Whether the class of each picture is the highest, and among the `TOP` highest where there are more: (batch, 1 or
+    2)."""
     classes = labels.argmax(-1) if labels.ndim == 2 else labels
     numbers = [number for number in (1, TOP) if number == 1 or number < logits.shape[-1]]
     found = logits.topk(numbers[-1], dim=-1).indices == classes.unsqueeze(-1)
@@ -157,8 +160,9 @@ def evaluate(recipe: Recipe, split: str, model: PreTrainedModel, folder: Path) -
     """Classifies all pictures of a split, and again with noise; writes `predictions.<split>.tsv`.
 
     Returns:
-        `images`, `accuracy` and, of more than 5 classes, `top_5_accuracy` in percent, `calibration_error` of classes that exclude
-        each other, `noise`: accuracies for each standard deviation of the recipe's `evaluation.noise`, and `seconds`.
+        `images`, `accuracy` and, of more than 5 classes, `top_5_accuracy` in percent, `calibration_error` of classes
+        that exclude each other, `noise`: accuracies for each standard deviation of the recipe's `evaluation.noise`, and
+        `seconds`.
     """
     pictures, settings = Pictures(recipe, split, model.config), recipe["evaluation"]
     loader = DataLoader(pictures, batch_size=settings.get("batch_size", 250), collate_fn=default_data_collator)
@@ -189,8 +193,8 @@ def _classified(model: PreTrainedModel, loader: DataLoader, noise: float = 0.0, 
 
 
 def calibration_error(logits: Tensor, labels: Tensor) -> float:
-    """The expected calibration error (arXiv 1706.04599) in percent: |accuracy − confidence| over `CALIBRATION_BINS` bins of
-    equal width, weighted by their pictures. logits: (pictures, classes); labels: (pictures,)."""
+    """The expected calibration error (arXiv 1706.04599) in percent: |accuracy − confidence| over `CALIBRATION_BINS`
+    bins of equal width, weighted by their pictures. logits: (pictures, classes); labels: (pictures,)."""
     confidence, found = logits.softmax(-1).max(-1)
     bins = (confidence * CALIBRATION_BINS).long().clamp_max(CALIBRATION_BINS - 1)
     gaps = torch.zeros(CALIBRATION_BINS).index_add_(0, bins, (found == labels).float() - confidence)

@@ -181,7 +181,8 @@ def _study(
 
 
 def _tables(study: Study, outcomes: Mapping[str, Outcome]) -> list[str]:
-    """The figures of all rows, in as many tables as keep each of them narrow; the first one has the numbers of seeds."""
+    """The figures of all rows, in as many tables as keep each of them narrow; the first one has the numbers of
+    seeds."""
     quoted = [name for name in study.figures if any(name in outcome.entry.paper for outcome in outcomes.values())]
     labels = [outcome.entry.label for outcome in outcomes.values()]
     of_figures: list[list[list[str]]] = []

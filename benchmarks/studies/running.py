@@ -41,8 +41,8 @@ from reluformer.training.data.corpus import load_split
 from reluformer.training.run.run_folder import RECIPE_FILE, RECORD_FILE
 from reluformer.training.scoring.evaluation import read_translations
 
-# A job is one core's: more threads than cores make a small model slower, and two jobs would share them. The two of glibc
-# keep the memory of the logits, which it would otherwise give back to the system after every update.
+# A job is one core's: more threads than cores make a small model slower, and two jobs would share them. The two of
+# glibc keep the memory of the logits, which it would otherwise give back to the system after every update.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MALLOC_MMAP_MAX_": "0",
@@ -62,8 +62,8 @@ def tasks_by_study(
 ) -> dict[str, list[Task]]:
     """The tasks of each study, each row once with a seed, all rows with the first seed before any with the second.
 
-    only: names of rows, if not all are wanted; also of rows that others of a study start from. A study that has none of them is
-    left out. seeds: instead of the studies' own.
+    only: names of rows, if not all are wanted; also of rows that others of a study start from. A study that has none of
+    them is left out. seeds: instead of the studies' own.
 
     Raises:
         UserError: `only` names a row that none of the studies has at this size.
@@ -100,7 +100,8 @@ def _with_rows_before(rows: Mapping[str, Row]) -> dict[str, Row]:
 class Runner:
     """Runs what is not finished, `jobs` rows at a time.
 
-    size: for the command that results tell. say: takes lines of progress. failures: what went wrong, a line for each row.
+    size: for the command that results tell. say: takes lines of progress. failures: what went wrong, a line for each
+        row.
     running: by the head of a row's messages.
     """
 
@@ -200,7 +201,8 @@ def commands_of(task: Task, state: str) -> list[list[str]]:
 def analysis_commands(task: Task, wanted: Sequence[str]) -> list[list[str]]:
     """The commands that make the wanted analyses of a row: one for all that read the same text.
 
-    The text, the test split or its beginning, is written first; for a language model, its documents one below the other.
+    The text, the test split or its beginning, is written first; for a language model, its documents one below the
+    other.
     """
 
     def same(analysis: Analysis) -> tuple[bool, int]:

@@ -1,23 +1,26 @@
-"""What each item of a test set adds to a score, and from it how far apart two rows are, with the noise of seeds and test text.
+"""What each item of a test set adds to a score, and from it how far apart two rows are, with the noise of seeds and
+test text.
 
 A result keeps these statistics and no text, so that it can be compared with another one.
 
-**The method.** Two rows are compared by the differences d₁ … dₖ of their scores, one for each seed: both trainings of a seed
-see the data in the same order, and are a pair. The mean difference d̄ is uncertain twice over:
+**The method.** Two rows are compared by the differences d₁ … dₖ of their scores, one for each seed: both trainings of a
+seed see the data in the same order, and are a pair. The mean difference d̄ is uncertain twice over:
 
-- Other seeds would give another mean. With s, the standard deviation of the k differences, and δ, the mean over all seeds,
+- Other seeds would give another mean. With s, the standard deviation of the k differences, and δ, the mean over all
+seeds,
   (d̄ - δ) / (s/√k) has Student's t distribution with k - 1 degrees of freedom.
 - Another test text would give other scores. The paired bootstrap (Koehn 2004) draws the items of the test set with
   replacement, the same ones for all scores, and takes d̄ of every sample; the samples are those of sacreBLEU.
 
-The two are independent and add up: sample b is d̄ of the bootstrap's sample b plus s/√k times a value of the t distribution.
-The interval is made of the percentiles of these sums. It is that of the t test where the text has no noise, and that of the
-bootstrap where all seeds give the same. In between it covers more than it says, for two reasons: a sum of this kind is known
-to (Behrens and Fisher's), and what a seed does to single sentences is counted in both parts. `test_scores.py` simulates it.
+The two are independent and add up: sample b is d̄ of the bootstrap's sample b plus s/√k times a value of the t
+distribution. The interval is made of the percentiles of these sums. It is that of the t test where the text has no
+noise, and that of the bootstrap where all seeds give the same. In between it covers more than it says, for two reasons:
+a sum of this kind is known to (Behrens and Fisher's), and what a seed does to single sentences is counted in both
+parts. `test_scores.py` simulates it.
 
-With one seed or two only the second part is there, and what it says is of these trainings. Of one seed nothing is known of
-others, and Student's t with the one degree of freedom of two seeds is so wide (12.7 s/√2 on both sides) that it would decide
-nothing. Of two seeds both must point the same way, and their mean must be further from 0 than s.
+With one seed or two only the second part is there, and what it says is of these trainings. Of one seed nothing is known
+of others, and Student's t with the one degree of freedom of two seeds is so wide (12.7 s/√2 on both sides) that it
+would decide nothing. Of two seeds both must point the same way, and their mean must be further from 0 than s.
 """
 
 from __future__ import annotations
@@ -56,9 +59,11 @@ Statistics = Mapping[str, Any]
 
 
 def bleu_statistics(translations: Path, recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """BLEU of a file of translations: the recipe's headline where that is one of `METRICS`, else one with the same case.
+    """BLEU of a file of translations: the recipe's headline where that is one of `METRICS`, else one with the same
+    case.
 
-    `sentences` holds six numbers for each: matching n-grams of order 1 to 4, and the lengths of translation and reference.
+    `sentences` holds six numbers for each: matching n-grams of order 1 to 4, and the lengths of translation and
+    reference.
     """
     rows = read_translations(translations)
     name = (recipe.get("evaluation") or {}).get("headline", "bleu")
@@ -112,7 +117,8 @@ def _accuracy_rows(statistics: Statistics) -> np.ndarray:
 def perplexity_statistics(documents: Path, split: str, context: int) -> dict[str, Any]:
     """Perplexity of a split, per token (`score`) and per byte; `documents` holds the tokens and the nats of each.
 
-    documents: a heading, then name, bytes, tokens and nats of each. context: tokens of a context, on which the loss depends.
+    documents: a heading, then name, bytes, tokens and nats of each. context: tokens of a context, on which the loss
+        depends.
     """
     with documents.open(encoding="utf-8", newline="") as stream:
         rows = list(csv.reader(stream, delimiter="\t"))[1:]
@@ -171,8 +177,8 @@ STATISTICS = {
 class Comparison:
     """The first scores minus the second: `difference` of the means over the seeds, and `each` by seed.
 
-    samples: of that difference, (samples,): over test texts and, from `SEVERAL_SEEDS` seeds on, over seeds. items: of the
-    test set.
+    samples: of that difference, (samples,): over test texts and, from `SEVERAL_SEEDS` seeds on, over seeds. items: of
+    the test set.
     """
 
     difference: float
@@ -187,14 +193,14 @@ class Comparison:
 
     @property
     def p_value(self) -> float:
-        """Two-sided: how often the difference of a sample is as far from their mean, on either side, as that mean is from zero.
-        sacreBLEU counts one side alone, and so calls twice as many equals different."""
+        """Two-sided: how often the difference of a sample is as far from their mean, on either side, as that mean is
+        from zero. sacreBLEU counts one side alone, and so calls twice as many equals different."""
         beyond = int(np.sum(np.abs(self.samples - self.samples.mean()) >= abs(self.difference)))
         return (beyond + 1) / (len(self.samples) + 1)
 
     def interval(self, percent: float) -> tuple[float, float]:
-        """That holds so many of the samples, with as many below it as above; of fewer than `SEVERAL_SEEDS` seeds, widened to
-        hold the difference of each."""
+        """That holds so many of the samples, with as many below it as above; of fewer than `SEVERAL_SEEDS` seeds,
+        widened to hold the difference of each."""
         rest = (100 - percent) / 2
         low, high = (float(bound) for bound in np.percentile(self.samples, [rest, 100 - rest]))
         return (low, high) if self.has_seeds else (min(low, *self.each), max(high, *self.each))
@@ -213,7 +219,8 @@ class Comparison:
         return "within the noise of the seeds" if apart or min(self.each) < 0 < max(self.each) else None
 
     def words(self, unit: str = "") -> str:
-        """The difference, that of each seed, and how sure it is: the 95 % interval over seeds and items, or else the p-value."""
+        """The difference, that of each seed, and how sure it is: the 95 % interval over seeds and items, or else the
+        p-value."""
         text = mean_and_each(self.each, "{:+.2f}") + unit
         if self.items < FEWEST_ITEMS:
             return text
@@ -281,8 +288,8 @@ def _student_t(freedom: int, count: int) -> np.ndarray:
 
 @functools.lru_cache
 def _student_t_table(freedom: int) -> tuple[np.ndarray, np.ndarray]:
-    """Angles from -π/2 to π/2, and the share of the distribution below √freedom · tan(angle): its density over the angle is
-    proportional to cos(angle)^(freedom - 1)."""
+    """Angles from -π/2 to π/2, and the share of the distribution below √freedom · tan(angle): its density over the
+    angle is proportional to cos(angle)^(freedom - 1)."""
     angles = np.linspace(-math.pi / 2, math.pi / 2, 200_001)
     density = np.cos(angles) ** (freedom - 1)
     below = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])

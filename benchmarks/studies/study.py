@@ -1,7 +1,8 @@
-"""What a study says: the rows it needs, the paper's figures beside them, and what the paper claims of them. All of it is data.
+"""What a study says: the rows it needs, the paper's figures beside them, and what the paper claims of them. All of it
+is data.
 
-A row is a recipe in layers; rows stand in `catalogue/rows.yaml`, so that every study can use the same one. A study is one file
-`catalogue/<name>.yaml`.
+A row is a recipe in layers; rows stand in `catalogue/rows.yaml`, so that every study can use the same one. A study is
+one file `catalogue/<name>.yaml`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ RELUFORMER_PAPER = "arXiv 2302.06461"
 class Analysis:
     """What `reluformer analyze --what` measures on a row's model when it is trained: `analyses.<what>.…` of its result.
 
-    lines: test pairs, or lines of test documents, that are analysed, from the first; null takes all. documents: sentences are
-    given, each with its document's name, and packed as the recipe says. pictures: which
+    lines: test pairs, or lines of test documents, that are analysed, from the first; null takes all. documents:
+    sentences are given, each with its document's name, and packed as the recipe says. pictures: which
     of those it draws are kept beside the result, as in a file search (`*.layer1.png`).
     """
 
@@ -41,11 +42,12 @@ class AtSize:
 class RowFamily:
     """One row, or, with `each`, one for every combination of values; `{name}` in its name and values stands for them.
 
-    layers: recipes, later ones laid over earlier ones: files of `bases/` or recipes of the package, without `.yaml`; `{size}`
-    stands for the size. recipe: a fragment, laid over the layers. at: what a size changes. each: values by name; by size where
-    they differ: `{ffn: [128, 512]}` or `{ffn: {cpu: [128, 512], paper: [32]}}`; those that belong together are one value:
-    `{length: [{length: 128, gamma: 16.0}]}`. sizes: where the row exists. starts_from: by size, the name of a row further up
-    whose model, trained with the same seed, this one starts from, with its tokenizer. analyses: of the trained model.
+    layers: recipes, later ones laid over earlier ones: files of `bases/` or recipes of the package, without `.yaml`;
+    `{size}` stands for the size. recipe: a fragment, laid over the layers. at: what a size changes. each: values by
+    name; by size where they differ: `{ffn: [128, 512]}` or `{ffn: {cpu: [128, 512], paper: [32]}}`; those that belong
+    together are one value: `{length: [{length: 128, gamma: 16.0}]}`. sizes: where the row exists. starts_from: by size,
+    the name of a row further up whose model, trained with the same seed, this one starts from, with its tokenizer.
+    analyses: of the trained model.
     """
 
     layers: list[str] = field(default_factory=list)
@@ -62,12 +64,13 @@ class Figure:
     """A column of a study's table, headed `label`, of numbers with so many `digits`, multiplied by `factor`.
 
     path: where the figure stands in a row's result: names joined by points, `log.<name>` for the last logged value and
-    `log10.<name>` for the mean of the last ten; `table[layer=all,p_percent=0.2]` takes the row of a table with these values.
-    file: a JSON file of another benchmark that holds the figure instead, once for all seeds and without any training. names:
-    what that file calls a row, where it is not the row's name; `{row}` stands for it in the path. relative_to: row → row with
-    which it is compared: the figure is then by how many percent it is above that one, with the same seed; rows that are not
-    named have none. sizes: where the figure, and what is claimed of it, is shown. `<path>_error`, where there is one, is its
-    standard error.
+    `log10.<name>` for the mean of the last ten; `table[layer=all,p_percent=0.2]` takes the row of a table with these
+    values.
+    file: a JSON file of another benchmark that holds the figure instead, once for all seeds and without any training.
+    names: what that file calls a row, where it is not the row's name; `{row}` stands for it in the path. relative_to:
+    row → row with which it is compared: the figure is then by how many percent it is above that one, with the same
+    seed; rows that are not named have none. sizes: where the figure, and what is claimed of it, is shown.
+    `<path>_error`, where there is one, is its standard error.
     """
 
     label: str
@@ -84,8 +87,9 @@ class Figure:
 class StudyRow:
     """A row, or those of a family, in a study's table.
 
-    row, label: its name in `rows.yaml`, and what the table calls it, with a family's values. paper: the paper's figures by
-    column, as text; of a family, by column and then by the row's name. not_here: why it cannot be run here, where it cannot.
+    row, label: its name in `rows.yaml`, and what the table calls it, with a family's values. paper: the paper's figures
+    by column, as text; of a family, by column and then by the row's name. not_here: why it cannot be run here, where it
+    cannot.
     seeds: by size, where they are others than the study's.
     """
 
@@ -98,7 +102,8 @@ class StudyRow:
 
 @dataclass(kw_only=True)
 class Claim:
-    """Something the paper (or, with `Study.ours`, we) say of a study's rows, in a form that figures can bear out or contradict.
+    """Something the paper (or, with `Study.ours`, we) say of a study's rows, in a form that figures can bear out or
+    contradict.
 
     Exactly one kind; `report._HOW_TO_READ` says how it is decided:
 
@@ -113,9 +118,9 @@ class Claim:
     `of_updates` it is about what more updates do; any other claim of rows that differ in them decides nothing. With
     `per_compute` it is about what so many core-seconds buy, whatever the updates.
 
-    statement: what the paper states, where several claims, also of several studies, test one statement; else the text, with
-    which all claims of a family are one. A report counts statements. to_the_end: its rows were trained to the end, so that it
-    decides about the statement, and claims of shorter trainings do not.
+    statement: what the paper states, where several claims, also of several studies, test one statement; else the text,
+    with which all claims of a family are one. A report counts statements. to_the_end: its rows were trained to the end,
+    so that it decides about the statement, and claims of shorter trainings do not.
     """
 
     text: str
@@ -141,11 +146,13 @@ class Claim:
 class Plot:
     """A picture: a column of the study over a value of families, or, with `table`, a table of single rows.
 
-    file: its name, a PNG. x: name of the value that runs along the axis, or a column of the study; with `table`, of its column.
-    y: a column of the study; with `table`, of the table. lines: families, or rows, by their label. levels: rows that have no
-    place on the axis: a dashed line across at their figure. activations: whose colour a line or level has, by label; one
-    without has its own. table: path of a table in a row's result, as in [`Figure`]; without a last name, all its rows that fit
-    but those whose `x` is no number, such as the layer `all`. log_x, x_max: a logarithmic axis; where it ends.
+    file: its name, a PNG. x: name of the value that runs along the axis, or a column of the study; with `table`, of its
+        column.
+    y: a column of the study; with `table`, of the table. lines: families, or rows, by their label. levels: rows that
+    have no place on the axis: a dashed line across at their figure. activations: whose colour a line or level has, by
+    label; one without has its own. table: path of a table in a row's result, as in [`Figure`]; without a last name, all
+    its rows that fit but those whose `x` is no number, such as the layer `all`. log_x, x_max: a logarithmic axis; where
+    it ends.
     """
 
     file: str
@@ -166,9 +173,9 @@ class Plot:
 class Study:
     """One table or figure of a paper, or, with `ours`, a study of our own, whose claims are expectations.
 
-    title, position: what it is, and its place in a report. source: where in the paper, on which corpus, and how our rows differ
-    from it. rows, figures: the rows and columns of its table. seeds: by size. pictures: rows by label whose pictures, drawn by
-    one of their analyses, are shown.
+    title, position: what it is, and its place in a report. source: where in the paper, on which corpus, and how our
+    rows differ from it. rows, figures: the rows and columns of its table. seeds: by size. pictures: rows by label whose
+    pictures, drawn by one of their analyses, are shown.
     """
 
     title: str

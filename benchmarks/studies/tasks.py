@@ -29,7 +29,8 @@ State = Literal["finished", "trained", "begun", "missing"]
 
 @dataclass(frozen=True)
 class Places:
-    """The two folders of a size: of runs, which are large and stay on the machine, and of results, which are small files.
+    """The two folders of a size: of runs, which are large and stay on the machine, and of results, which are small
+    files.
 
     on_gpu: its rows are trained there, whatever they say; the key of a row does not tell, its result's record does.
     """
@@ -92,8 +93,8 @@ class Task:
     def recipe(self) -> dict[str, Any]:
         """As in a recipe file.
 
-        A row that asks a CPU for bfloat16 is trained in float32 where the processor would compute that in software. It goes on in
-        the type that it began with.
+        A row that asks a CPU for bfloat16 is trained in float32 where the processor would compute that in software. It
+        goes on in the type that it began with.
         """
         recipe = recipe_of(self.row, self.seed, self.run_folder, self.start and self.start.run_folder)
         if self.places.on_gpu:
@@ -152,7 +153,8 @@ def unevaluated_splits(folder: Path) -> list[str]:
 
 
 def evaluated_split(folder: Path, name: str) -> str | None:
-    """The last split of which a run folder holds `<name>.<split>.tsv`: `test` before `validation`; None if there is none."""
+    """The last split of which a run folder holds `<name>.<split>.tsv`: `test` before `validation`; None if there is
+    none."""
     return next((split for split in reversed(SPLITS[1:]) if (folder / f"{name}.{split}.tsv").is_file()), None)
 
 
@@ -180,7 +182,8 @@ def _recipe(folder: Path) -> dict[str, Any]:
 
 
 def training_seconds(log_history: Iterable[Mapping[str, Any]]) -> float:
-    """Seconds of all logged updates and of the validations between them; of every part of a run that was interrupted."""
+    """Seconds of all logged updates and of the validations between them; of every part of a run that was
+    interrupted."""
     seconds, update = 0.0, 0
     for entry in log_history:
         seconds += entry.get("eval_runtime", 0.0)
@@ -199,8 +202,8 @@ def _start(start: Task) -> dict[str, Any]:
 
 
 def _analyses(task: Task) -> dict[str, Any]:
-    """What `reluformer analyze` wrote, by what it measured, without definitions and single heads; wanted pictures are copied
-    beside the result."""
+    """What `reluformer analyze` wrote, by what it measured, without definitions and single heads; wanted pictures are
+    copied beside the result."""
     found = {}
     for analysis in task.row.analyses:
         for picture in (
@@ -218,7 +221,8 @@ def _analyses(task: Task) -> dict[str, Any]:
 
 
 def _scores(folder: Path, recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The statistics that other runs are compared with: `bleu`, `accuracy` or `perplexity`, None where nothing was evaluated."""
+    """The statistics that other runs are compared with: `bleu`, `accuracy` or `perplexity`, None where nothing was
+    evaluated."""
     task = recipe.get("task")
     if task == "image_classification":
         split = evaluated_split(folder, "predictions")

@@ -1,7 +1,8 @@
 """Rows on language models: documents as contexts of one length, and the perplexity of a split.
 
-The documents of a split, each followed by the tokenizer's end token, are one stream behind an end token. A context begins with
-the last token of the one before it, so that each token of the stream but the first is predicted exactly once.
+The documents of a split, each followed by the tokenizer's end token, are one stream behind an end token. A context
+begins with the last token of the one before it, so that each token of the stream but the first is predicted exactly
+once.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ Document = tuple[str, str]  # name, text
 def documents(data: Mapping[str, Any], split: str) -> Iterator[Document]:
     """The documents of a split ("train", "validation" or "test") that hold text in UTF-8, in order.
 
-    data: of a recipe: `corpus`, all documents, of which `split` says what share is held out, or the splits themselves. Each
-    of them has `packages` (Python sources), `paths` with `documents` (a line's document), or `dataset`.
+    data: of a recipe: `corpus`, all documents, of which `split` says what share is held out, or the splits themselves.
+    Each of them has `packages` (Python sources), `paths` with `documents` (a line's document), or `dataset`.
     """
     corpus, shares = data.get("corpus"), data.get("split") or {}
     for name, content in _read(corpus or data[split]):
@@ -91,10 +92,12 @@ def _lines(path: str) -> Iterator[bytes]:
 
 
 def package_files(packages: Mapping[str, Any]) -> dict[str, Path]:
-    """Path from site-packages → path here of the Python files of installed packages, without the folders `exclude`, sorted.
+    """Path from site-packages → path here of the Python files of installed packages, without the folders `exclude`,
+    sorted.
 
     Raises:
-        UserError: another release than the file `listed` asks for, if there is one: its sources would be another corpus.
+        UserError: another release than the file `listed` asks for, if there is one: its sources would be another
+            corpus.
     """
     if listed := packages.get("listed"):
         file, here = STUDIES_FOLDER / BASES / listed, {f"{each.name}=={each.version}" for each in distributions()}
@@ -126,7 +129,8 @@ def train_byte_tokenizer(texts: Iterator[str], *, vocab_size: int, max_length: i
 
 @dataclass(frozen=True)
 class Contexts(Dataset):
-    """The stream of a split's `tokens` (stream,), int32, cut into contexts of one length; what is left at the end fills none.
+    """The stream of a split's `tokens` (stream,), int32, cut into contexts of one length; what is left at the end fills
+    none.
 
     documents: name, bytes and tokens (with the end token) of each.
     """

@@ -1,10 +1,11 @@
-"""One row on pictures or on language models, trained by Transformers' `Trainer`; translation rows are `reluformer train`'s, but
-for models of which no update is made (task `calibration`): γ is set by a batch, or a model evaluated in another way.
+"""One row on pictures or on language models, trained by Transformers' `Trainer`; translation rows are `reluformer
+train`'s, but for models of which no update is made (task `calibration`): γ is set by a batch, or a model evaluated in
+another way.
 
     python -m benchmarks.studies.training ROW.yaml
 
-The run folder ends with what a study reads: recipe, model, log, training record, and an evaluation of each split. What is there
-already is not done again: a training that was interrupted goes on from its last checkpoint.
+The run folder ends with what a study reads: recipe, model, log, training record, and an evaluation of each split. What
+is there already is not done again: a training that was interrupted goes on from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -152,7 +153,8 @@ def train(recipe: Mapping[str, Any], folder: Path) -> None:
 
 
 def calibrate(row: Mapping[str, Any], folder: Path) -> None:
-    """Writes and evaluates a translation model without an update, with γ set where there is a `row_sum`; the record has it."""
+    """Writes and evaluates a translation model without an update, with γ set where there is a `row_sum`; the record has
+    it."""
     recipe = build_recipe({key: says for key, says in row.items() if key not in ("task", "row_sum")})
     corpus = prepare_corpus(recipe)
     model = build_model(recipe, corpus.config)
@@ -171,7 +173,8 @@ def calibrate(row: Mapping[str, Any], folder: Path) -> None:
 
 @torch.no_grad()
 def set_gamma(model: torch.nn.Module, pairs: Iterable[dict[str, Tensor]], row_sum: float) -> dict[str, list[float]]:
-    """Sets the learnable γ of each head so that its rows' mean sum is `row_sum` on the pairs; γ by name of the attention."""
+    """Sets the learnable γ of each head so that its rows' mean sum is `row_sum` on the pairs; γ by name of the
+    attention."""
     model.eval().set_attn_implementation("eager")
     attentions = {name: part for name, part in model.named_modules() if isinstance(part, ReLUFormerAttention)}
     sums: dict[torch.nn.Module, list[Tensor]] = {}

@@ -1,8 +1,8 @@
 """Docstrings of this project are Markdown in Google's style, but autodoc reads reStructuredText.
 
-Why this is not a library's: MyST turns pages into nodes, but not what autodoc finds; sphinx-autodoc2 does, but knows no sections
-like `Args:`. Napoleon reads these sections. This extension converts the rest: fenced and indented code, references of
-Transformers (`[`Name`]`), and characters that reStructuredText would take for markup.
+Why this is not a library's: MyST turns pages into nodes, but not what autodoc finds; sphinx-autodoc2 does, but knows no
+sections like `Args:`. Napoleon reads these sections. This extension converts the rest: fenced and indented code,
+references of Transformers (`[`Name`]`), and characters that reStructuredText would take for markup.
 """
 
 from __future__ import annotations

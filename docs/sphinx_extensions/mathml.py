@@ -1,7 +1,8 @@
 """Formulas as MathML, which browsers draw by themselves: no script, no font and no request when a page is read.
 
-Why this is not a library's: Sphinx's own renderers need a script (mathjax, from the network unless a copy is kept here) or an
-installation of LaTeX (imgmath). MyST only finds the formulas; latex2mathml converts them; this extension joins the two.
+Why this is not a library's: Sphinx's own renderers need a script (mathjax, from the network unless a copy is kept here)
+or an installation of LaTeX (imgmath). MyST only finds the formulas; latex2mathml converts them; this extension joins
+the two.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ def visit_inline(translator: HTML5Translator, node: nodes.math) -> None:
 
 
 def visit_block(translator: HTML5Translator, node: nodes.math_block) -> None:
-    """A formula on a line of its own, wider ones with a scroll bar; its number, if it has one, as plain text beside it."""
+    """A formula on a line of its own, wider ones with a scroll bar; its number, if it has one, as plain text beside
+    it."""
     number = f" ({node['number']})" if node.get("number") else ""
     style = ' style="overflow-x: auto; margin: 1em 0"'
     translator.body.append(f"<div class='math'{style}>{_mathml(node.astext(), display='block')}{number}</div>\n")

@@ -1,7 +1,8 @@
 """Building the compiled attention: one call of a C++ compiler for each unit, and one to link them.
 
-Only a compiler is needed, and the headers that torch brings along. This file imports nothing of the package: setup.py builds
-with it before there is one. A library serves one version of torch, whose stable interface lacks what the loop is fast by.
+Only a compiler is needed, and the headers that torch brings along. This file imports nothing of the package: setup.py
+builds with it before there is one. A library serves one version of torch, whose stable interface lacks what the loop is
+fast by.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ UNITS = units_of(platform.machine())
 
 
 def library_name(folder: Path, units: Sequence[Unit]) -> str:
-    """The name of the file for this state of the sources, kind of processor and version of torch: they may share a folder."""
+    """The name of the file for this state of the sources, kind of processor and version of torch: they may share a
+    folder."""
     digest = hashlib.sha256(repr((_FLAGS, units)).encode())
     for path in sorted([*folder.rglob("*.cpp"), *folder.rglob("*.h")]):
         name = path.relative_to(folder).as_posix()
@@ -111,7 +113,8 @@ def find_compiler() -> list[str]:
     if found := next(filter(shutil.which, COMPILERS), None):
         return [found]
     raise CompiledAttentionError(
-        f"no C++ compiler ({', '.join(COMPILERS)}) is on the PATH; install one (Debian: `apt install g++`), or name it in CXX"
+        f"no C++ compiler ({', '.join(COMPILERS)}) is on the PATH; install one (Debian: `apt install g++`), or name it "
+        "in CXX"
     )
 
 

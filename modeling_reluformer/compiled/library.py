@@ -1,8 +1,8 @@
 """The compiled library of this process, and where it comes from.
 
-The library is looked for at the first need: in the package, where a wheel may bring one along, and then in a folder of the
-user. If there is none, the first call that is large enough to gain from it builds one. RELUFORMER_COMPILED=0 does without.
-Which calls of `relu_attention` it computes says `fused.compiled_operator`.
+The library is looked for at the first need: in the package, where a wheel may bring one along, and then in a folder of
+the user. If there is none, the first call that is large enough to gain from it builds one. RELUFORMER_COMPILED=0 does
+without. Which calls of `relu_attention` it computes says `fused.compiled_operator`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ VARIABLE = "RELUFORMER_COMPILED"
 SOURCES = Path(__file__).parent
 logger = logging.getLogger(__name__)
 
-# How far this process is: nothing was looked for, none was found and none was worth building, or nothing changes any more.
+# How far this process is: nothing was looked for, none was found and none was worth building, or nothing changes any
+# more.
 _BEGINNING, _NONE_FOUND, _SETTLED = range(3)
 _stage = _BEGINNING
 _operators: Any = None  # torch.ops.reluformer_cpu, once the library is loaded and used
@@ -87,8 +88,8 @@ def _built() -> Any | None:
             if not path.is_file():
                 # a warning, since nothing else is seen by default, and the call that waits for it takes long
                 logger.warning(
-                    "Building the compiled attention for torch %s, once for all processes, in %s. This usually takes less than "
-                    "a minute; %s=0 does without it.",
+                    "Building the compiled attention for torch %s, once for all processes, in %s. This usually takes "
+                    "less than a minute; %s=0 does without it.",
                     *(torch.__version__, path.parent, VARIABLE),
                 )
                 build_library(SOURCES, UNITS, path, compiler)
@@ -96,9 +97,9 @@ def _built() -> Any | None:
     except (CompiledAttentionError, OSError) as error:
         logger.log(
             logging.WARNING if is_served() else logging.INFO,
-            "The compiled attention could not be built in %s ($TORCH_EXTENSIONS_DIR names another folder): %s.%s The Python loop "
-            "computes instead: attention is slower, with the same results to rounding, translation is by `generate`, in float32 "
-            "alone, and no network skips zeros. %s=0 turns this warning off.",
+            "The compiled attention could not be built in %s ($TORCH_EXTENSIONS_DIR names another folder): %s.%s The "
+            "Python loop computes instead: attention is slower, with the same results to rounding, translation is by "
+            "`generate`, in float32 alone, and no network skips zeros. %s=0 turns this warning off.",
             *(path.parent, error, _for_another_torch(), VARIABLE),
         )
         return None
@@ -111,8 +112,8 @@ def _for_another_torch() -> str:
         return ""
     wanted = " or ".join(brought)
     return (
-        f" The one that the package brings is for torch {wanted}, and this is {torch.__version__}: install that torch or a "
-        "compiler."
+        f" The one that the package brings is for torch {wanted}, and this is {torch.__version__}: install that torch "
+        "or a compiler."
     )
 
 
@@ -128,8 +129,8 @@ def _loaded(path: Path) -> Any | None:
         loaded_from = path
         if not operators.supports(torch.float32):
             logger.warning(
-                "The compiled attention needs a processor with AVX2 or NEON, and a torch with oneDNN that is switched on; the "
-                "Python loop computes instead. %s=0 turns this warning off.",
+                "The compiled attention needs a processor with AVX2 or NEON, and a torch with oneDNN that is switched "
+                "on; the Python loop computes instead. %s=0 turns this warning off.",
                 VARIABLE,
             )
     return operators if operators.instruction_sets() else None

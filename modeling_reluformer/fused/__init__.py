@@ -1,1 +1,2 @@
-"""`relu_attention` and what computes it: on a CPU the compiled loop, on CUDA the Triton kernels, elsewhere blocks in PyTorch."""
+"""`relu_attention` and what computes it: on a CPU the compiled loop, on CUDA the Triton kernels, elsewhere blocks in
+PyTorch."""

@@ -1,7 +1,8 @@
-"""What the fast paths and the texts need to know of each activation of attention, beside its formula in `attention_reluformer`.
+"""What the fast paths and the texts need to know of each activation of attention, beside its formula in
+`attention_reluformer`.
 
-A new point-wise activation also needs its code in `activate` and `activation_gradient` of `triton_kernels`. The tests name
-whatever is missing.
+A new point-wise activation also needs its code in `activate` and `activation_gradient` of `triton_kernels`. The tests
+name whatever is missing.
 """
 
 from __future__ import annotations

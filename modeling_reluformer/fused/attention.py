@@ -1,9 +1,9 @@
 """Point-wise attention without a queries × keys tensor: one function for every device.
 
-`relu_attention` is one operator of torch.library, so that `torch.compile` and activation checkpointing work with it as it is.
-On a CPU that is the compiled `reluformer_cpu::attention` of the installed package, in float32 and bfloat16. All else goes to
-`reluformer::pointwise_attention`: on CUDA the Triton kernels, elsewhere the blockwise loop, for which small problems run as plain
-differentiable products instead.
+`relu_attention` is one operator of torch.library, so that `torch.compile` and activation checkpointing work with it as
+it is. On a CPU that is the compiled `reluformer_cpu::attention` of the installed package, in float32 and bfloat16. All
+else goes to `reluformer::pointwise_attention`: on CUDA the Triton kernels, elsewhere the blockwise loop, for which
+small problems run as plain differentiable products instead.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .compiled_operator import compiled_operator
 from .operator import operator_for, refuse_dual
 from .specification import Specification, check_inputs, check_scaling
 
-# Plain products are faster than the Triton kernels and the blockwise loop for so few queries, and than the loop for so few
-# scores of all heads together. For a GPU, `python -m benchmarks.gpu decode` measures up to how many.
+# Plain products are faster than the Triton kernels and the blockwise loop for so few queries, and than the loop for so
+# few scores of all heads together. For a GPU, `python -m benchmarks.gpu decode` measures up to how many.
 PLAIN_QUERIES = 16
 PLAIN_SCORES = 2**20
 
@@ -51,10 +51,10 @@ def relu_attention(
 
     Args:
         query: (batch, heads, queries, head_dim), any strides. float64, float32, bfloat16 or float16.
-        key, value: (batch, key_heads, keys, head_dim), in the dtype of the query; neighbouring query heads share a head of keys.
-            A value that is NaN or infinite reaches every query that sees its key, and with `causal` earlier ones too.
-        gamma: of the scaling "variance", r_i = 1 / (gamma sqrt(n_i / 2)) with n_i visible keys; 16 suits up to 1,024 tokens. A
-            number above 0, or a tensor () or (heads,), which gets a gradient.
+        key, value: (batch, key_heads, keys, head_dim), in the dtype of the query; neighbouring query heads share a head
+            of keys. NaN and infinity in a value reach each query that sees its key, and with `causal` earlier ones.
+        gamma: of the scaling "variance", r_i = 1 / (gamma sqrt(n_i / 2)) with n_i visible keys; 16 suits up to 1,024
+            tokens. A number above 0, or a tensor () or (heads,), which gets a gradient.
         scaling, alpha: "variance"; "length", r_i = n_i^-alpha with alpha from 0 to 2, default 1; "none", r_i = 1.
         row_scale: in place of these three, r_i > 0 itself, (batch, 1 or heads, queries). Gets a gradient.
         causal: key j is visible to query i only if j <= i + query_offset. scale: default 1/sqrt(head_dim).
@@ -62,17 +62,17 @@ def relu_attention(
         activation: h, see `attention_reluformer.POINTWISE`. dropout_p: dropout of the weights, after the statistics.
         statistics: "none", "sum" (S) or "sum+entropy" (S and T).
         query_offset: keys before the first query; an int, or an integer tensor of no dimension (a static cache).
-        cu_seqlens_q, cu_seqlens_k: (sequences + 1,), where packed sequences start and end, see `Specification`; with row_scale
-            or scaling "none".
+        cu_seqlens_q, cu_seqlens_k: (sequences + 1,), where packed sequences start and end, see `Specification`; with
+            row_scale or scaling "none".
 
     Returns:
-        The output (batch, heads, queries, head_dim), in the dtype of the query; with statistics (output, S) or (output, S, T),
-        each (batch, heads, queries), float32 (float64 for float64 inputs) and differentiable. A row without a positive weight
-        has output, S and T zero.
+        The output (batch, heads, queries, head_dim), in the dtype of the query; with statistics (output, S) or (output,
+        S, T), each (batch, heads, queries), float32 (float64 for float64 inputs) and differentiable. A row without a
+        positive weight has output, S and T zero.
 
     Raises:
         ValueError: a bad value or shape, or a combination that is not supported; the message says which and what to do.
-        NotImplementedError: forward-mode differentiation (`torch.func.jvp`, dual tensors), which works for small problems only.
+        NotImplementedError: forward-mode differentiation (`torch.func.jvp`, dual tensors) of more than a small problem.
     """
     check_inputs(query, key, value)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
@@ -118,8 +118,8 @@ def _with_row_scale(
     if row_scale is not None:
         if gamma is not None or alpha is not None or scaling == "length":
             raise ValueError(
-                f"row_scale was given together with gamma={gamma}, alpha={alpha}, scaling={scaling!r}; row_scale is all of "
-                "r_i. Give row_scale alone, or leave it out, and the visible keys are counted for you."
+                f"row_scale was given together with gamma={gamma}, alpha={alpha}, scaling={scaling!r}; row_scale is "
+                "all of r_i. Give row_scale alone, or leave it out, and the visible keys are counted for you."
             )
         return specification if row_scale.dtype == dtype else replace(specification, row_scale=row_scale.to(dtype))
     check_scaling(scaling, gamma, alpha)
@@ -134,8 +134,8 @@ def _with_row_scale(
         return specification
     if specification.cu_seqlens_q is not None:
         raise ValueError(
-            f"scaling={scaling!r} was given with packed sequences (cu_seqlens), whose visible keys are not counted; give "
-            "row_scale, or scaling='none'."
+            f"scaling={scaling!r} was given with packed sequences (cu_seqlens), whose visible keys are not counted; "
+            "give row_scale, or scaling='none'."
         )
     visible_keys = specification.visibility.count(query.shape[0], query.shape[2], key.shape[2], query.device)
     visible_keys = visible_keys.to(dtype).unsqueeze(1)

@@ -1,17 +1,18 @@
-"""Point-wise attention in blocks of queries, in plain PyTorch: memory grows with the length, not its square; exact gradients.
+"""Point-wise attention in blocks of queries, in plain PyTorch: memory grows with the length, not its square; exact
+gradients.
 
 Any device and dtype: what neither the Triton kernels nor the compiled loop compute. A block of queries of all heads is
 multiplied with all the keys that it can see, and the backward pass computes the scores again. With u_ij = h(x_ij),
-x_ij = c q_i·k_j, dropout D and the row scale r_i applied once per row, after the sums (before them for float16, whose range
-is small):
+x_ij = c q_i·k_j, dropout D and the row scale r_i applied once per row, after the sums (before them for float16, whose
+range is small):
 
     O_i = r_i sum_j D_ij u_ij v_j     S_i = r_i sum_j u_ij     T_i = r_i (sum_j u_ij log u_ij + log r_i sum_j u_ij)
 
     dU_ij = r_i (D_ij dO_i·v_j + rho_i + tau_i log u_ij)        dX_ij = h'(x_ij) dU_ij
     dq_i = c sum_j dX_ij k_j     dk_j = c sum_i dX_ij q_i     dv_j = sum_i r_i D_ij u_ij dO_i
 
-with rho_i = gS_i + gT_i (1 + log r_i) and tau_i = gT_i of the gradients of S and T. The gradient of r needs no scores and is
-taken by the caller.
+with rho_i = gS_i + gT_i (1 + log r_i) and tau_i = gT_i of the gradients of S and T. The gradient of r needs no scores
+and is taken by the caller.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ SMALLEST_BLOCK = 16
 class _Block(NamedTuple):
     """Some queries of one sequence, and the keys that they see together.
 
-    number: of the block. last_key: of the first query, from the start of the sequence; None if not causal. hidden: padding among
-    the keys, boolean (batch, 1, 1, keys). scale: r, (batch, 1 or heads, rows, 1).
+    number: of the block. last_key: of the first query, from the start of the sequence; None if not causal. hidden:
+    padding among the keys, boolean (batch, 1, 1, keys). scale: r, (batch, 1 or heads, rows, 1).
     """
 
     rows: slice
@@ -66,7 +67,8 @@ class _Block(NamedTuple):
 def blockwise_forward(
     query: Tensor, key: Tensor, value: Tensor, specification: Specification
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Output (batch, heads, queries, head_dim), S and T (batch, heads, queries) or None; shapes as in `relu_attention`."""
+    """Output (batch, heads, queries, head_dim), S and T (batch, heads, queries) or None; shapes as in
+    `relu_attention`."""
     output = empty_like_heads(query, value.shape[-1])
     statistics = [query.new_empty(query.shape[:3], dtype=wide(query.dtype)) for _ in range(specification.level)]
     group = query.shape[1] // key.shape[1]

@@ -1,4 +1,5 @@
-"""Which calls of `relu_attention` the compiled library computes. A Hub kernel, which has none, has another file in this place."""
+"""Which calls of `relu_attention` the compiled library computes. A Hub kernel, which has none, has another file in this
+place."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from .specification import Specification
 # Those of attention.cpp.
 ACTIVATIONS = ("relu", "relu2", "relu6", "sigmoid", "softplus", "gelu", "identity")
 _DTYPES = (torch.float32, torch.bfloat16)
-# From so many scores on, in a call whose gradient is wanted, the library is built if there is none; without gradients, in
-# generation for one, only a call that takes seconds is worth waiting for it.
+# From so many scores on, in a call whose gradient is wanted, the library is built if there is none; without gradients,
+# in generation for one, only a call that takes seconds is worth waiting for it.
 SCORES_WORTH_BUILDING = 2**20
 SCORES_WORTH_BUILDING_WITHOUT_GRADIENTS = 2**29
 
@@ -25,7 +26,8 @@ def compiled_operator(query: Tensor, key: Tensor, specification: Specification) 
     """The operator that computes a call, with the arguments of `pointwise_attention`; None if the Python loop is to."""
     if specification.activation not in ACTIVATIONS or query.dtype not in _DTYPES or query.device.type != "cpu":
         return None
-    # A derivative in C++ does not take part in the transforms of torch.func, of which an error would tell nobody what to do.
+    # A derivative in C++ does not take part in the transforms of torch.func, of which an error would tell nobody what
+    # to do.
     if torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling():
         return None
     return torch.ops.reluformer_cpu.attention.default if _serves(query.dtype, _is_worth_building(query, key)) else None
@@ -52,7 +54,8 @@ def _is_worth_building(query: Tensor, key: Tensor) -> bool:
 
 @functools.cache
 def _served_dtypes(operators: Any) -> frozenset[torch.dtype]:
-    """Those that this processor and its torch compute. Tells torch.compile what the operators return, at the first call."""
+    """Those that this processor and its torch compute. Tells torch.compile what the operators return, at the first
+    call."""
     torch.library.register_fake("reluformer_cpu::attention", forward_fake)
     torch.library.register_fake("reluformer_cpu::attention_backward", backward_fake)
     return frozenset(dtype for dtype in _DTYPES if operators.supports(dtype))

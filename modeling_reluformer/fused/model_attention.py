@@ -27,7 +27,8 @@ def fused_attention_forward(
     statistics: str = "none",
     **kwargs: Any,
 ) -> tuple[Tensor, None, Tensor | None, Tensor | None]:
-    """`relu_attention`: point-wise activations without a queries × keys tensor. As `eager_attention_forward`, without weights.
+    """`relu_attention`: point-wise activations without a queries × keys tensor. As `eager_attention_forward`, without
+    weights.
 
     Raises:
         ValueError: a whole mask was given.
@@ -65,8 +66,8 @@ def _packed_attention(
 ) -> tuple[Tensor, ...]:
     """`attend` within the segments of `visibility`; shapes and results as there.
 
-    It takes packed sequences as one row, with the places where each of them starts. Padding, which is segment 0, sees the
-    padding that the mask does not hide; nobody reads those rows.
+    It takes packed sequences as one row, with the places where each of them starts. Padding, which is segment 0, sees
+    the padding that the mask does not hide; nobody reads those rows.
     """
     batch, row_scale, mask = query.shape[0], specification.row_scale, specification.key_padding_mask
     # a model's own copy of the code may predate this field
@@ -84,7 +85,8 @@ def _packed_attention(
 
 
 class SharedSources:
-    """A mixin before `GenerationMixin`: the source's keys and values are held once for all its beams, and read once a step."""
+    """A mixin before `GenerationMixin`: the source's keys and values are held once for all its beams, and read once a
+    step."""
 
     def _expand_inputs_for_generation(
         self,

@@ -21,13 +21,15 @@ from ..attention_reluformer import (
     POINTWISE,
     AttentionResult,
     Visibility,
+    described,
+    is_number,
     reference_attention,
     scale_of_rows,
     wide,
 )
 from ..loss_reluformer import DEFAULT_ENTROPY_MARGIN, row_entropy, row_penalty
 from .attention import relu_attention
-from .specification import check_scaling, described, is_number, shape_of
+from .specification import check_scaling, shape_of
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,8 @@ class AttentionSettings:
     def __post_init__(self) -> None:
         if self.activation not in POINTWISE:
             raise ValueError(
-                f"activation={self.activation!r} is not point-wise; choose one of {', '.join(POINTWISE)}. For softmax, use "
-                "nn.MultiheadAttention, or load the model with attn_implementation='sdpa'."
+                f"activation={self.activation!r} is not point-wise; choose one of {', '.join(POINTWISE)}. For softmax, "
+                "use nn.MultiheadAttention, or load the model with attn_implementation='sdpa'."
             )
         for name in ("gamma", "alpha", "regularization_weight", "entropy_margin"):
             value = getattr(self, name)
@@ -95,7 +97,8 @@ class AttentionSettings:
         """
         if self.activation not in NON_NEGATIVE:
             raise ValueError(
-                f"L_reg needs weights that are never negative ({', '.join(NON_NEGATIVE)}); those of {self.activation!r} can be. "
+                f"L_reg needs weights that are never negative ({', '.join(NON_NEGATIVE)}); those of "
+                f"{self.activation!r} can be. "
                 "Leave L_reg out, or choose another activation."
             )
 
@@ -116,7 +119,8 @@ def attend_visible(
     """`relu_attention`, or the reference where weights are wanted or the mask is a whole one.
 
     Args:
-        query: (batch, heads, queries, head_dim). key, value: (batch, key_heads, keys, head_dim); heads share keys in groups.
+        query: (batch, heads, queries, head_dim). key, value: (batch, key_heads, keys, head_dim); heads share keys in
+            groups.
         visible_keys: n_i, (batch or 1, heads or 1, queries or 1).
         scale, dropout_p, statistics: as in `relu_attention`.
     """
@@ -144,12 +148,12 @@ def attend_visible(
 class ReLUAttention(nn.MultiheadAttention):
     """`nn.MultiheadAttention` with a point-wise activation and a row scale (Eq. 6) in place of the softmax.
 
-    Parameters, their initialisation, and the arguments and results of a call are those of `nn.MultiheadAttention`. The layers of
-    `nn.Transformer` take it as their `self_attn` and `multihead_attn`; their fast path, which computes a softmax without asking
-    the module, leaves it alone.
+    Parameters, their initialisation, and the arguments and results of a call are those of `nn.MultiheadAttention`. The
+    layers of `nn.Transformer` take it as their `self_attn` and `multihead_attn`; their fast path, which computes a
+    softmax without asking the module, leaves it alone.
 
-    Without weights and with no mask but padding and `is_causal`, memory grows with the length; with `need_weights`, the default,
-    or any other `attn_mask`, with its square. The weights that a call returns are those before dropout.
+    Without weights and with no mask but padding and `is_causal`, memory grows with the length; with `need_weights`, the
+    default, or any other `attn_mask`, with its square. The weights that a call returns are those before dropout.
 
     Args:
         embed_dim, num_heads, dropout, bias, kdim, vdim, batch_first, device, dtype: as in `nn.MultiheadAttention`, but
@@ -197,7 +201,8 @@ class ReLUAttention(nn.MultiheadAttention):
     def _reset_parameters(self) -> None:
         self._qkv_same_embed_dim = self.in_proj_weight is not None
         super()._reset_parameters()
-        # True would let the fast path of nn.TransformerEncoderLayer and nn.TransformerEncoder compute a softmax instead.
+        # True would let the fast path of nn.TransformerEncoderLayer and nn.TransformerEncoder compute a softmax
+        # instead.
         self._qkv_same_embed_dim = False
 
     def extra_repr(self) -> str:
@@ -221,18 +226,21 @@ class ReLUAttention(nn.MultiheadAttention):
         """Attention as `nn.MultiheadAttention.forward` takes and returns it, and L_reg where it is wanted.
 
         Args:
-            query, key, value: (length, batch, features), with `batch_first` (batch, length, features), or (length, features).
+            query, key, value: (length, batch, features), with `batch_first` (batch, length, features), or (length,
+                features).
             key_padding_mask: (batch, keys), without a batch (keys,), True (or -inf) where a key is padding.
-            attn_mask: (queries, keys) or (batch · heads, queries, keys), True (or -inf) where a key is hidden. A mask of
-                numbers may hold 0 and -inf alone: a point-wise weight cannot be hidden by what is added to its score.
+            attn_mask: (queries, keys) or (batch · heads, queries, keys), True (or -inf) where a key is hidden. A mask
+                of numbers may hold 0 and -inf alone: a point-wise weight cannot be hidden by what is added to its
+                score.
             is_causal: query i sees the keys j <= i, and `attn_mask` is not read.
-            query_padding_mask: as `key_padding_mask`, of the rows that do not count in L_reg. Default: `key_padding_mask`
-                in self-attention (where `query is key`), else none.
+            query_padding_mask: as `key_padding_mask`, of the rows that do not count in L_reg. Default:
+                `key_padding_mask` in self-attention (where `query is key`), else none.
             return_regularization: default as in the constructor.
 
         Returns:
-            The output, in the shape of the query; the weights (batch, queries, keys), or (batch, heads, queries, keys), or
-            None; and, where it is wanted, L_reg: a scalar, the mean of Eq. 7 over the heads and all real rows of the batch.
+            The output, in the shape of the query; the weights (batch, queries, keys), or (batch, heads, queries, keys),
+            or None; and, where it is wanted, L_reg: a scalar, the mean of Eq. 7 over the heads and all real rows of the
+            batch.
 
         Raises:
             ValueError: shapes or masks that do not fit, or L_reg of an activation that may be negative.
@@ -269,8 +277,8 @@ class ReLUAttention(nn.MultiheadAttention):
     def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         if isinstance(query, Tensor) and query.is_nested:
             raise ValueError(
-                "ReLUAttention was given a nested tensor, which it does not take. nn.TransformerEncoder makes one of padded "
-                "input: build it with enable_nested_tensor=False, or after the attention was put into its layer."
+                "ReLUAttention was given a nested tensor, which it does not take. nn.TransformerEncoder makes one of "
+                "padded input: build it with enable_nested_tensor=False, or after the attention was put into its layer."
             )
         shapes = [shape_of(tensor) for tensor in (query, key, value)]
         widths = (self.embed_dim, self.kdim, self.vdim)
@@ -351,8 +359,8 @@ def _as_boolean(mask: Tensor, name: str, axes: str, shapes: tuple[tuple[int, ...
     hidden = mask == float("-inf")
     fits = (hidden | (mask == 0)).all()
     message = (
-        f"{name} has the dtype {mask.dtype} and other values than 0 and -inf. ReLUAttention adds nothing to its scores: give a "
-        "boolean mask, True where a key is hidden."
+        f"{name} has the dtype {mask.dtype} and other values than 0 and -inf. ReLUAttention adds nothing to its "
+        "scores: give a boolean mask, True where a key is hidden."
     )
     if torch.compiler.is_compiling():
         torch._assert_async(fits, message)

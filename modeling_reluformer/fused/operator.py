@@ -1,7 +1,7 @@
 """The operator behind `relu_attention`: `reluformer::pointwise_attention`, its device kernels, shapes and gradient.
 
-The inputs are saved for the backward pass; output, S and T only where the row scale needs a gradient. With gS and gT, the
-gradients of S and T:
+The inputs are saved for the backward pass; output, S and T only where the row scale needs a gradient. With gS and gT,
+the gradients of S and T:
 
     d r_i = [ dO_i·O_i + gS_i S_i + gT_i (T_i + S_i) ] / r_i
 """
@@ -35,7 +35,8 @@ def operator_for(query: Tensor) -> Any:
 
 
 def refuse_dual(*tensors: Tensor | None) -> None:
-    """An operator with a backward pass of its own has no forward mode; torch would silently take its tangents as zero."""
+    """An operator with a backward pass of its own has no forward mode; torch would silently take its tangents as
+    zero."""
     if any(tensor is not None and unpack_dual(tensor).tangent is not None for tensor in tensors):
         raise NotImplementedError(
             "relu_attention was given a dual tensor; its operator has no forward-mode derivative. Use reverse mode "
@@ -143,7 +144,8 @@ pointwise_attention.register_autograd(_differentiate, setup_context=_save)
 
 
 class _LaunchedAttention(torch.autograd.Function):
-    """The operator on CUDA outside of compiled graphs, where what torch.library does around a call takes longer than the call."""
+    """The operator on CUDA outside of compiled graphs, where what torch.library does around a call takes longer than
+    the call."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:  # a setup_context of its own would cost time

@@ -1,19 +1,19 @@
 """What one call of `relu_attention` computes, in one piece, and the check of it.
 
-To add an option: a field here, its check, the reference, and the loops that can compute it (blockwise.py, the Triton kernels,
-compiled/attention/); a loop that cannot refuses it by name, or leaves the call to one that can (`compiled_operator`).
+To add an option: a field here, its check, the reference, and the loops that can compute it (blockwise.py, the Triton
+kernels, compiled/attention/); a loop that cannot refuses it by name, or leaves the call to one that can
+(`compiled_operator`).
 """
 
 from __future__ import annotations
 
-import numbers
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..attention_reluformer import ATTENTION_SCALINGS, LARGEST_ALPHA, NON_NEGATIVE, POINTWISE, Visibility
+from ..attention_reluformer import NON_NEGATIVE, POINTWISE, Visibility, check_row_scale, described, is_number
 
 STATISTICS = ("none", "sum", "sum+entropy")
 
@@ -22,12 +22,13 @@ STATISTICS = ("none", "sum", "sum+entropy")
 class Specification:
     """What `relu_attention` computes of query, key and value. Its options are the arguments of the same names there.
 
-    The fields stand in the order of the arguments of the operators, here and in C++ (compiled/attention/differentiation.h).
+    The fields stand in the order of the arguments of the operators, here and in C++
+    (compiled/attention/differentiation.h).
 
     row_scale: r_i > 0, (batch, 1 or heads, queries), float32, or float64 where the query is; None: 1.
-    cu_seqlens_q, cu_seqlens_k: int32 or int64 (sequences + 1,), where packed sequences start and end. batch is 1, the sequences
-        follow each other along `queries` and `keys`, a query sees its own sequence, and i and j count from its start.
-        key_padding_mask, (1, keys), may hide keys within them. None: one sequence a row of the batch.
+    cu_seqlens_q, cu_seqlens_k: int32 or int64 (sequences + 1,), where packed sequences start and end. batch is 1, the
+        sequences follow each other along `queries` and `keys`, a query sees its own sequence, and i and j count from
+        its start. key_padding_mask, (1, keys), may hide keys within them. None: one sequence a row of the batch.
     offset: in place of `query_offset`, an integer tensor of no dimension on the device of the query.
     seed: of the dropout mask, int64 of no dimension on the CPU; `attend` draws it.
     """
@@ -46,7 +47,8 @@ class Specification:
     statistics: str = "none"
 
     def arguments(self, seed: Tensor | None = None) -> tuple[Any, ...]:
-        """The fields, as the operators take them, with another seed. Written out: this is part of what a short call costs."""
+        """The fields, as the operators take them, with another seed. Written out: this is part of what a short call
+        costs."""
         seed = self.seed if seed is None else seed
         tensors = self.row_scale, self.key_padding_mask, self.cu_seqlens_q, self.cu_seqlens_k, self.offset, seed
         return *tensors, self.activation, self.scale, self.causal, self.query_offset, self.dropout_p, self.statistics
@@ -120,8 +122,8 @@ class Specification:
             is_integer = before.ndim == 0 and not before.is_floating_point()
         if not is_integer:
             raise ValueError(
-                f"query_offset must be an int, or an integer tensor of no dimension; got {described(before)}. It is the number "
-                "of keys before the first query."
+                f"query_offset must be an int, or an integer tensor of no dimension; got {described(before)}. It is "
+                "the number of keys before the first query."
             )
 
     def _check_packing(self, batch: int, queries: int, keys: int) -> None:
@@ -134,8 +136,9 @@ class Specification:
                 fits = fits and each.numel() > 0 and each[0] == 0 and each[-1] == length and (each.diff() >= 0).all()
         if not fits:
             raise ValueError(
-                "Packed sequences follow each other in one row: cu_seqlens_q and cu_seqlens_k must be int32 or int64 tensors "
-                f"(sequences + 1,) that rise from 0 to {queries} and to {keys}, and batch 1; got {ends} and batch {batch}."
+                "Packed sequences follow each other in one row: cu_seqlens_q and cu_seqlens_k must be int32 or int64 "
+                f"tensors (sequences + 1,) that rise from 0 to {queries} and to {keys}, and batch 1; got {ends} and "
+                f"batch {batch}."
             )
 
 
@@ -145,22 +148,9 @@ SCHEMA = ", ".join(f"{_TYPES.get(field.type, field.type)} {field.name}" for fiel
 TENSOR_COUNT = sum(field.type == "Tensor | None" for field in fields(Specification))
 
 
-def is_number(value: object) -> bool:
-    """Whether it is one real number: of Python or numpy, or a size that a compiled graph does not know yet."""
-    return isinstance(value, (int, float, torch.SymInt, torch.SymFloat, numbers.Real))
-
-
 def shape_of(value: object) -> tuple[int, ...] | None:
     """The shape of a tensor; None for anything else."""
     return tuple(value.shape) if isinstance(value, Tensor) else None
-
-
-def described(value: object) -> str:
-    """What a message says of an argument: dtype and shape of a tensor, else the value, or its type where it is long."""
-    if isinstance(value, Tensor):
-        return f"{value.dtype} {tuple(value.shape)}"
-    text = repr(value)
-    return text if len(text) <= 40 and "\n" not in text else f"a {type(value).__name__}"
 
 
 def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -179,9 +169,9 @@ def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
     )
     if not fits or query.shape[1] % key.shape[1]:
         raise ValueError(
-            f"query, key and value {', '.join(str(tuple(shape)) for shape in shapes)} do not fit: expected (batch, heads, "
-            "queries, head_dim) and twice (batch, key_heads, keys, head_dim), heads a multiple of key_heads, at least one head, "
-            "and at least one feature."
+            f"query, key and value {', '.join(str(tuple(shape)) for shape in shapes)} do not fit: expected (batch, "
+            "heads, queries, head_dim) and twice (batch, key_heads, keys, head_dim), heads a multiple of key_heads, at "
+            "least one head, and at least one feature."
         )
     if not query.dtype == key.dtype == value.dtype or not query.dtype.is_floating_point:
         raise ValueError(
@@ -199,14 +189,9 @@ def check_scaling(scaling: str, gamma: float | Tensor | None, alpha: float | Non
     Raises:
         ValueError: an unknown scaling, a value out of its range, or one that the scaling does not use.
     """
-    if scaling not in ATTENTION_SCALINGS:
-        raise ValueError(f"scaling={scaling!r} is unknown; choose one of {', '.join(ATTENTION_SCALINGS)}.")
+    check_row_scale(scaling, gamma, alpha)
     for name, value, its_scaling in (("gamma", gamma, "variance"), ("alpha", alpha, "length")):
         if value is not None and scaling != its_scaling:
             raise ValueError(
                 f"{name} belongs to scaling={its_scaling!r}, and scaling is {scaling!r}: leave {name} out, or scaling."
             )
-    if gamma is not None and not isinstance(gamma, Tensor) and not (is_number(gamma) and 0 < gamma < float("inf")):
-        raise ValueError(f"gamma={described(gamma)} must be a finite number above 0.")
-    if alpha is not None and not (is_number(alpha) and 0 <= alpha <= LARGEST_ALPHA):
-        raise ValueError(f"alpha={described(alpha)} must be a number from 0 to {LARGEST_ALPHA:g}.")

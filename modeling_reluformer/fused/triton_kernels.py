@@ -1,6 +1,7 @@
 """The Triton kernels of point-wise attention: one forward, one for the gradient of the query, one for key and value.
 
-With u_ij = h(c · q_i·k_j), the row scale r_i, the dropout mask D_ij (already divided by 1 - p) and the gradients dO, dS and dT:
+With u_ij = h(c · q_i·k_j), the row scale r_i, the dropout mask D_ij (already divided by 1 - p) and the gradients dO, dS
+and dT:
 
     O_i  = r_i sum_j D_ij u_ij v_j     S_i = r_i sum_j u_ij     T_i = r_i (sum_j u_ij log u_ij + log r_i sum_j u_ij)
     rho_i = dS_i + dT_i (1 + log r_i)
@@ -8,13 +9,14 @@ With u_ij = h(c · q_i·k_j), the row scale r_i, the dropout mask D_ij (already 
     dq_i = c sum_j dX_ij k_j           dk_j = c sum_i dX_ij q_i     dv_j = sum_i r_i D_ij u_ij dO_i
 
 There is no running maximum and no normaliser, so r_i is applied once per row, after the sum. With FOLD_SCALE (relu and
-identity, for which h(c x) = c h(x)) the scale c joins it: u below is then h(q·k), and r_i becomes kappa_i = c r_i. The second
-kernel writes what the third needs of each query: r_i dO_i / (1 - p), r_i rho_i and r_i dT_i.
+identity, for which h(c x) = c h(x)) the scale c joins it: u below is then h(q·k), and r_i becomes kappa_i = c r_i. The
+second kernel writes what the third needs of each query: r_i dO_i / (1 - p), r_i rho_i and r_i dT_i.
 
-Tiles are written as rows × columns of what they hold, (queries × keys) in the first two kernels and (keys × queries) in the
-third: every product is formed in the orientation it is used in, no result of a product is transposed. Each kernel has one loop,
-which masks scores on the diagonal alone, by a branch, and loads only where the blocks of the loop are not EVEN: with two loops
-that add to one tile, ptxas runs the products one by one.
+Tiles are written as rows × columns of what they hold, (queries × keys) in the first two kernels and (keys × queries) in
+the
+third: every product is formed in the orientation it is used in, no result of a product is transposed. Each kernel has
+one loop, which masks scores on the diagonal alone, by a branch, and loads only where the blocks of the loop are not
+EVEN: with two loops that add to one tile, ptxas runs the products one by one.
 Keys that are padding or out of range, and queries out of range, are read as zeros: their scores are 0, and only where
 h(0) is not 0 must the weights be masked too. Lengths and positions are int32, offsets into memory int64.
 """
@@ -48,7 +50,8 @@ def log2_of(u):
 
 @triton.jit
 def narrow(x, u, dtype: tl.constexpr, ACTIVATION: tl.constexpr):
-    """u = h(x) in the dtype of the next product. For relu the conversion of x to 16 bits does both by itself; NaN stays NaN."""
+    """u = h(x) in the dtype of the next product. For relu the conversion of x to 16 bits does both by itself; NaN stays
+    NaN."""
     if ACTIVATION != "relu" or INTERPRETED or dtype == tl.float32:
         narrowed = u.to(dtype)
     elif dtype == tl.bfloat16:
@@ -131,19 +134,20 @@ def joined(key, part):
 
 @triton.jit
 def dropout_key(seed, batch, head, row):
-    """What the draws of a row start from, uint32, shape of `row`: a hash of seed, batch, head and row, one after the other."""
+    """What the draws of a row start from, uint32, shape of `row`: a hash of seed, batch, head and row, one after the
+    other."""
     key = joined(seed.to(tl.uint32), seed >> 32)
     return joined(joined(joined(key, batch), head), row)
 
 
 @triton.jit
 def kept(row_key, first_column, threshold, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Whether dropout keeps each weight of a tile, boolean: (rows, columns) for a row_key (ROWS, 1), or, for (1, ROWS), the other
-    way round. threshold: p · 2**16.
+    """Whether dropout keeps each weight of a tile, boolean: (rows, columns) for a row_key (ROWS, 1), or, for (1, ROWS),
+    the other way round. threshold: p · 2**16.
 
-    The draw depends on the place of the weight alone, not on tile sizes or on the kernel that asks. A hash of row and column
-    serves two columns, 8 apart: in the tiles of all kernels one thread holds both. Philox, which torch uses, costs fourteen
-    times as much, more than the rest of a tile.
+    The draw depends on the place of the weight alone, not on tile sizes or on the kernel that asks. A hash of row and
+    column serves two columns, 8 apart: in the tiles of all kernels one thread holds both. Philox, which torch uses,
+    costs fourteen times as much, more than the rest of a tile.
     """
     pair = (first_column // 2 + tl.arange(0, COLUMNS // 2)).to(tl.uint32) * 0x9E3779B1
     if row_key.shape[1] == 1:
@@ -165,7 +169,8 @@ def head_of(pointer, batch, head, strides):
 
 @triton.jit
 def places(first, inside, stride, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr):
-    """Offsets (ROWS, DIM) of the rows first … first + ROWS of a matrix; False where not `inside` (ROWS,) or past HEAD_DIM."""
+    """Offsets (ROWS, DIM) of the rows first … first + ROWS of a matrix; False where not `inside` (ROWS,) or past
+    HEAD_DIM."""
     dims = tl.arange(0, DIM)
     mask = inside[:, None]
     if HEAD_DIM != DIM:
@@ -213,7 +218,8 @@ def load_row_scale(row_scale, batch, head, strides, rows, inside):
 
 @triton.jit
 def load_gains(grad_sum, grad_sum_log, places, inside, r, scale, STATISTICS: tl.constexpr, FOLD_SCALE: tl.constexpr):
-    """rho_i and dT_i ln 2, (rows,), for a logarithm to base 2 of a u that may lack its factor c; zeros if not asked for."""
+    """rho_i and dT_i ln 2, (rows,), for a logarithm to base 2 of a u that may lack its factor c; zeros if not asked
+    for."""
     gain = tl.zeros_like(r)
     log_gain = gain
     if STATISTICS >= 1:
@@ -230,9 +236,9 @@ def load_gains(grad_sum, grad_sum_log, places, inside, r, scale, STATISTICS: tl.
 def locate(tiles, tile_count, heads, own, other, BLOCK: tl.constexpr, LAST_FIRST: tl.constexpr):
     """Which tile this program computes: batch (int64), head, its first row, then start and length of both sequences.
 
-    tiles: None, or (tile_count, 5) int32 for packed sequences: first row, own start, own length, other start, other length.
-    Programs run the tiles of one head side by side, so that they share its keys in the cache. LAST_FIRST: from its end; the
-    last queries see the most keys if causal, and what takes longest should begin first.
+    tiles: None, or (tile_count, 5) int32 for packed sequences: first row, own start, own length, other start, other
+    length. Programs run the tiles of one head side by side, so that they share its keys in the cache. LAST_FIRST: from
+    its end; the last queries see the most keys if causal, and what takes longest should begin first.
     """
     program = tl.program_id(0)
     tile = program % tile_count

@@ -1,10 +1,11 @@
 """Point-wise attention on CUDA: launches the Triton kernels. Validation of shapes and autograd are elsewhere.
 
-It takes float16, bfloat16 and float32, and sums in float32. The backward pass recomputes the scores and sums in a fixed order, so
-it repeats to the bit. float32 products follow `torch.set_float32_matmul_precision`: IEEE float32 at "highest", else TF32.
+It takes float16, bfloat16 and float32, and sums in float32. The backward pass recomputes the scores and sums in a fixed
+order, so it repeats to the bit. float32 products follow `torch.set_float32_matmul_precision`: IEEE float32 at
+"highest", else TF32.
 
-The tile sizes of `TILES` were chosen by what the compiler reports: they fit the shared memory of every GPU from Ampere on and
-spill few registers, if any. Those of `HOPPER` were measured.
+The tile sizes of `TILES` were chosen by what the compiler reports: they fit the shared memory of every GPU from Ampere
+on and spill few registers, if any. Those of `HOPPER` were measured.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class Tiles(NamedTuple):
     stages: int
 
 
-# By kernel, bytes of an element and width of a head. 4-byte products may not use tensor cores; their tiles live in registers.
+# By kernel, bytes of an element and width of a head. 4-byte products may not use tensor cores; their tiles live in
+# registers.
 TILES = {
     "forward": {
         2: {64: Tiles(128, 64, 8, 3), 128: Tiles(128, 64, 8, 2), 256: Tiles(64, 32, 4, 2)},
@@ -54,8 +56,8 @@ TILES = {
         4: {64: Tiles(32, 32, 4, 2), 128: Tiles(32, 32, 8, 2), 256: Tiles(16, 16, 8, 1)},
     },
 }
-# Of 16-bit elements where a program may have 227 KiB of shared memory: by sweeps on an H100, first without statistics and
-# dropout, then with what makes a kernel compute more. `python -m benchmarks.gpu tune` repeats them.
+# Of 16-bit elements where a program may have 227 KiB of shared memory: by sweeps on an H100, first without statistics
+# and dropout, then with what makes a kernel compute more. `python -m benchmarks.gpu tune` repeats them.
 HOPPER = {
     "forward": {64: (Tiles(128, 64, 4, 3), Tiles(128, 64, 8, 3)), 128: (Tiles(128, 64, 8, 3), Tiles(128, 128, 8, 3))},
     "query_gradient": {64: (Tiles(128, 64, 8, 3), Tiles(64, 64, 4, 3)), 128: (Tiles(128, 64, 8, 3),) * 2},
@@ -141,8 +143,8 @@ def _check(dtype: torch.dtype, head_dim: int, value_dim: int) -> None:
         )
     if not 1 <= head_dim <= MAX_HEAD_DIM or value_dim != head_dim:
         raise ValueError(
-            f"Fused attention on CUDA tensors takes heads of 1 to {MAX_HEAD_DIM}, of queries and values alike, not {head_dim} "
-            f"and {value_dim}; use more heads or pad them, {instead}"
+            f"Fused attention on CUDA tensors takes heads of 1 to {MAX_HEAD_DIM}, of queries and values alike, not "
+            f"{head_dim} and {value_dim}; use more heads or pad them, {instead}"
         )
 
 
@@ -160,9 +162,9 @@ class _Plan(NamedTuple):
 class _Launch(NamedTuple):
     """What the launches of a kernel share, worked out once: a small attention takes less time than that.
 
-    rows: batch × heads, and tokens, of the blocks that its programs compute. arguments: of the kernel in its order, None where a
-    call puts its own. places: of these, with their names. compiled: by the alignment of the tensors; called without Triton's
-    look at every argument.
+    rows: batch × heads, and tokens, of the blocks that its programs compute. arguments: of the kernel in its order,
+    None where a call puts its own. places: of these, with their names. compiled: by the alignment of the tensors;
+    called without Triton's look at every argument.
     """
 
     sizes: Tiles
@@ -190,8 +192,8 @@ def _plan(query: Tensor, key: Tensor, value: Tensor, specification: Specificatio
 
 @functools.lru_cache(maxsize=512)
 def _plan_of(forms: tuple[Any, ...], rest: tuple[Any, ...], options: tuple[Any, ...]) -> _Plan:
-    """forms: shape, strides and dtype of query, key, value, row scale and mask, or None. rest: what no argument says, and what
-    is compiled depends on."""
+    """forms: shape, strides and dtype of query, key, value, row scale and mask, or None. rest: what no argument says,
+    and what is compiled depends on."""
     tf32, level, activation, scale, causal, dropout_p = options
     (shape, strides, dtype), (key_shape, key_strides, _), (value_shape, value_strides, _), row_scale, mask = forms
     _check(dtype, shape[-1], value_shape[-1])
@@ -229,7 +231,8 @@ def _plan_of(forms: tuple[Any, ...], rest: tuple[Any, ...], options: tuple[Any, 
 def _launch(name: str, kernel: Any, plan: _Plan, specification: Specification, form: Any, /, **arguments: Any) -> None:
     """One program for each block of queries, in the last kernel of keys. form: strides that the plan does not know.
 
-    The arguments that a kernel names are taken from `arguments` and the plan; strides that stand in neither, from their tensor.
+    The arguments that a kernel names are taken from `arguments` and the plan; strides that stand in neither, from their
+    tensor.
     """
     ends = specification.cu_seqlens_q, specification.cu_seqlens_k
     launch = plan.launches.get((name, form))
@@ -278,8 +281,8 @@ def _start(
 def _tile_table(own: Tensor | None, other: Tensor | None, block: int, length: int) -> tuple[Tensor | None, int]:
     """The table for `triton_kernels.locate` and its length, without asking the device how long the sequences are.
 
-    Every sequence may end in a part of a tile, so there are at most length // block + sequences tiles; the entries beyond
-    those that exist start past the end of the last sequence, and their programs stop at once.
+    Every sequence may end in a part of a tile, so there are at most length // block + sequences tiles; the entries
+    beyond those that exist start past the end of the last sequence, and their programs stop at once.
     """
     if own is None:
         return None, -(-length // block)

@@ -1,8 +1,8 @@
 """A cross-entropy over the vocabulary that never holds the logits of a batch.
 
-It computes the logits of some hundred positions, turns them into their own gradient where they lie, and multiplies them into
-the gradients of the hidden states and of the matrix: in the forward pass, as Liger's fused linear cross-entropy (arXiv
-2410.10989). The backward pass multiplies by the incoming gradient. Positions without a label are left out.
+It computes the logits of some hundred positions, turns them into their own gradient where they lie, and multiplies them
+into the gradients of the hidden states and of the matrix: in the forward pass, as Liger's fused linear cross-entropy
+(arXiv 2410.10989). The backward pass multiplies by the incoming gradient. Positions without a label are left out.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from torch.autograd.function import once_differentiable
 from ..attention_reluformer import wide
 from ..loss_reluformer import IGNORED_LABEL
 
-# Logits that are held at a time, in bytes, and how many bytes of one column of them at least: each chunk is one pass over the
-# gradient of the whole matrix, so a large vocabulary needs enough positions a pass. Chosen by timing 800 to 2,000 positions.
+# Logits that are held at a time, in bytes, and how many bytes of one column of them at least: each chunk is one pass
+# over the gradient of the whole matrix, so a large vocabulary needs enough positions a pass. Chosen by timing 800 to
+# 2,000 positions.
 CHUNK_BYTES = {"cpu": 8 * 2**20}
 CHUNK_BYTES_ELSEWHERE = 128 * 2**20
 LEAST_COLUMN_BYTES = 1024
@@ -32,7 +33,8 @@ def vocabulary_loss(
 ) -> Tensor:
     """Sum over labels of the smoothed cross-entropy of hidden_states @ weight.T + bias; sums in float32 or wider.
 
-    Equal to `nn.functional.cross_entropy(…, reduction="sum")` of these logits up to rounding. `torch.compile` ends a graph here.
+    Equal to `nn.functional.cross_entropy(…, reduction="sum")` of these logits up to rounding. `torch.compile` ends a
+    graph here.
 
     Args:
         hidden_states: (batch, target, d_model). weight: (vocabulary, d_model). bias: (vocabulary,) or (1, vocabulary).
@@ -72,8 +74,8 @@ class _VocabularyLoss(torch.autograd.Function):
     def backward(ctx, gradient):
         if ctx.gradients is None:
             raise RuntimeError(
-                "a second backward pass through a loss without logits: its gradients were given away in the first. Call the "
-                "model again, or call it with skip_logits=False."
+                "a second backward pass through a loss without logits: its gradients were given away in the first. "
+                "Call the model again, or call it with skip_logits=False."
             )
         gradients, ctx.gradients = ctx.gradients, None
         scaled = [
@@ -138,7 +140,8 @@ def _into_gradient(logits: Tensor, labels: Tensor, label_smoothing: float, wante
 
 
 def _product(hidden: Tensor, weight: Tensor) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
-    """A function like `nn.functional.linear`. For float32 on a CPU it is oneDNN's: MKL takes up to twice as long on an AMD."""
+    """A function like `nn.functional.linear`. For float32 on a CPU it is oneDNN's: MKL takes up to twice as long on an
+    AMD."""
     operator = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
     plain = hidden.device.type == "cpu" and hidden.dtype == weight.dtype == torch.float32
     if operator is None or not plain or not torch.backends.mkldnn.enabled:

@@ -1,7 +1,8 @@
-"""ReLU attention for other models: the attention and the masks that Transformers calls for `attn_implementation="reluformer"`.
+"""ReLU attention for other models: the attention and the masks that Transformers calls for
+`attn_implementation="reluformer"`.
 
-A mask that says "padding" or "padding and causality" is a `VisibilityMask`: a tensor by its shape, without its elements. All
-others (sliding windows, chunks, packed sequences, masks of a model's own) are whole boolean tensors.
+A mask that says "padding" or "padding and causality" is a `VisibilityMask`: a tensor by its shape, without its
+elements. All others (sliding windows, chunks, packed sequences, masks of a model's own) are whole boolean tensors.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class RefusedByAttentionError(ValueError):
 class VisibilityMask(Tensor):
     """A boolean mask (batch, 1, queries, keys), True where the key is visible, kept as a `Visibility`.
 
-    Models hand masks on from their stack to their layers. Detached or moved to another device it stays compact; with any other
-    operation it becomes the whole tensor. visible_keys: n_i, (batch, queries), float32.
+    Models hand masks on from their stack to their layers. Detached or moved to another device it stays compact; with
+    any other operation it becomes the whole tensor. visible_keys: n_i, (batch, queries), float32.
     """
 
     visibility: Visibility
@@ -94,24 +95,27 @@ def relu_attention_forward(
     """Attention as Transformers' models call it, with the settings that `module.config.reluformer` holds.
 
     Args:
-        query: (batch, heads, queries, head_dim). key, value: (batch, key_heads, keys, head_dim); heads share keys in groups.
-        attention_mask: what `relu_attention_mask` gave, or a boolean mask that broadcasts to (batch, heads, queries, keys).
+        query: (batch, heads, queries, head_dim). key, value: (batch, key_heads, keys, head_dim); heads share keys in
+            groups.
+        attention_mask: what `relu_attention_mask` gave, or a boolean mask that broadcasts to (batch, heads, queries,
+            keys).
         scaling: of the scores; default 1/sqrt(head_dim). dropout: of the weights.
         is_causal: read only where there is no mask.
         output_attentions: whether weights are wanted, which the reference computes.
 
     Returns:
-        The output (batch, queries, heads, head_dim) and the weights before dropout (batch, heads, queries, keys), or None.
+        The output (batch, queries, heads, head_dim) and the weights before dropout (batch, heads, queries, keys), or
+        None.
 
     Raises:
-        RefusedByAttentionError: an argument of `REFUSED`, an additive mask, a mask of another shape. TypeError: an unknown
-            setting. ValueError: a bad setting; a regulariser that no model collects, see `collects`.
+        RefusedByAttentionError: an argument of `REFUSED`, an additive mask, a mask of another shape. TypeError: an
+            unknown setting. ValueError: a bad setting; a regulariser that no model collects, see `collects`.
     """
     for name in REFUSED:
         if kwargs.get(name) is not None:
             raise RefusedByAttentionError(
-                f"{type(module).__name__} gives its attention {name!r}, which point-wise attention does not compute; load this "
-                "model with 'eager' or 'sdpa'."
+                f"{type(module).__name__} gives its attention {name!r}, which point-wise attention does not compute; "
+                "load this model with 'eager' or 'sdpa'."
             )
     settings = _settings_of(module)
     query, key = query.to(value.dtype), key.to(value.dtype)
@@ -138,14 +142,15 @@ def relu_attention_forward(
 
 
 def _settings_of(module: nn.Module) -> AttentionSettings:
-    """The settings in the config of an attention module; without settings the defaults, with one warning for a kind of config."""
+    """The settings in the config of an attention module; without settings the defaults, with one warning for a kind of
+    config."""
     config = getattr(module, "config", None)
     settings = getattr(config, ATTENTION_NAME, None)
     if settings is None and not is_torchdynamo_compiling():
         logger.warning_once(
-            f"{type(module if config is None else config).__name__} holds no settings under the key {ATTENTION_NAME!r}: "
-            f"attn_implementation={ATTENTION_NAME!r} computes the defaults, {AttentionSettings()}. `use_relu_attention` writes "
-            "them, and saves them with the model."
+            f"{type(module if config is None else config).__name__} holds no settings under the key "
+            f"{ATTENTION_NAME!r}: attn_implementation={ATTENTION_NAME!r} computes the defaults, {AttentionSettings()}. "
+            "`use_relu_attention` writes them, and saves them with the model."
         )
     return AttentionSettings.of(settings or {})
 
@@ -156,8 +161,8 @@ def _without_mask(module: nn.Module, query: Tensor, key: Tensor, is_causal: bool
     causal = queries > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
     if causal and queries != keys:
         raise RefusedByAttentionError(
-            f"{type(module).__name__} is causal and gives no mask for {queries} queries and {keys} keys: which keys come "
-            "before which query is not known."
+            f"{type(module).__name__} is causal and gives no mask for {queries} queries and {keys} keys: which keys "
+            "come before which query is not known."
         )
     return VisibilityMask(Visibility(causal=causal), (query.shape[0], 1, queries, keys), query.device)
 
@@ -169,10 +174,11 @@ def _read_mask(mask: Tensor, query: Tensor, key: Tensor) -> tuple[Visibility, Te
     fits = mask.ndim == 4 and all(size in sizes for size, sizes in zip(mask.shape, allowed, strict=True))
     if not fits or mask.dtype != torch.bool:
         raise RefusedByAttentionError(
-            f"attn_implementation={ATTENTION_NAME!r} needs a boolean mask, True where the key is visible, that broadcasts to "
-            f"(batch, heads, queries, keys) = ({batch}, {heads}, {queries}, {keys}); got {mask.dtype} {tuple(mask.shape)}. "
-            "Additive masks do not work with point-wise activations: where you gave none, the model makes one, so load it with "
-            "'eager' or 'sdpa'."
+            f"attn_implementation={ATTENTION_NAME!r} needs a boolean mask, True where the key is visible, that "
+            f"broadcasts to (batch, heads, queries, keys) = ({batch}, {heads}, {queries}, {keys}); got {mask.dtype} "
+            f"{tuple(mask.shape)}. "
+            "Additive masks do not work with point-wise activations: where you gave none, the model makes one, so load "
+            "it with 'eager' or 'sdpa'."
         )
     if isinstance(mask, VisibilityMask):
         return mask.visibility, mask.visible_keys.unsqueeze(1)
@@ -181,15 +187,16 @@ def _read_mask(mask: Tensor, query: Tensor, key: Tensor) -> tuple[Visibility, Te
         return Visibility(mask[:, 0, 0].expand(batch, keys)), visible_keys
     if not is_torchdynamo_compiling():
         logger.warning_once(
-            "This mask differs from query to query in a way that has no compact form (a sliding window shorter than the text, "
-            f"packed sequences, a mask of the model's own): attn_implementation={ATTENTION_NAME!r} computes it by the reference, "
-            "with all weights in memory."
+            "This mask differs from query to query in a way that has no compact form (a sliding window shorter than "
+            f"the text, packed sequences, a mask of the model's own): attn_implementation={ATTENTION_NAME!r} computes "
+            "it by the reference, with all weights in memory."
         )
     return Visibility(given_mask=mask), visible_keys
 
 
 def _real_rows(visibility: Visibility, queries: int, keys: int) -> Tensor | None:
-    """Which queries of a self-attention are tokens, (batch or 1, queries): those that are tokens as keys. None: all are."""
+    """Which queries of a self-attention are tokens, (batch or 1, queries): those that are tokens as keys. None: all
+    are."""
     if visibility.given_mask is not None:
         return visibility.given_mask.any(dim=(1, 2)) if queries == keys else None
     mask = visibility.key_padding_mask
@@ -213,15 +220,16 @@ def relu_attention_mask(
     device: torch.device | str = "cpu",
     **kwargs: Any,
 ) -> Tensor:
-    """The mask of `attn_implementation="reluformer"`, with the arguments of `transformers.masking_utils.sdpa_mask`. Never None.
+    """The mask of `attn_implementation="reluformer"`, with the arguments of `transformers.masking_utils.sdpa_mask`.
+    Never None.
 
     attention_mask: (batch, seen), True for real tokens; keys beyond it are not visible. allow_is_causal_skip: whether
-    `mask_function` is causal within `local_size`, and nothing else. allow_is_bidirectional_skip: whether it shows everything
-    within `local_size`.
+    `mask_function` is causal within `local_size`, and nothing else. allow_is_bidirectional_skip: whether it shows
+    everything within `local_size`.
 
     Returns:
-        A `VisibilityMask`; a boolean tensor (batch, 1, queries, keys) where the mask has no compact form, for a single query,
-        whose mask is only a line, and under `torch.compile`.
+        A `VisibilityMask`; a boolean tensor (batch, 1, queries, keys) where the mask has no compact form, for a single
+        query, whose mask is only a line, and under `torch.compile`.
     """
     # a window or a chunk as long as all that there is hides nothing
     whole = local_size is not None and kv_offset == 0 and isinstance(q_offset, int)

@@ -1,11 +1,12 @@
-"""The regulariser L_reg (Eq. 7) of other models, without weight matrices: collected in their attention, added to their loss.
+"""The regulariser L_reg (Eq. 7) of other models, without weight matrices: collected in their attention, added to their
+loss.
 
-A hook before the forward pass of a model opens a `Collection`, each attention adds the penalties of its rows, and a hook behind
-the pass adds their mean to the loss that the model returns. So accumulation, scaling and averages over processes apply to the
-regulariser, too. Where a model consists of several `PreTrainedModel`s, the outermost collects.
+A hook before the forward pass of a model opens a `Collection`, each attention adds the penalties of its rows, and a
+hook behind the pass adds their mean to the loss that the model returns. So accumulation, scaling and averages over
+processes apply to the regulariser, too. Where a model consists of several `PreTrainedModel`s, the outermost collects.
 
-What an attention computes depends on its settings and its mode alone, not on an open collection. So a checkpoint that computes a
-layer again in the backward pass finds the same operations, and nothing collects its result a second time.
+What an attention computes depends on its settings and its mode alone, not on an open collection. So a checkpoint that
+computes a layer again in the backward pass finds the same operations, and nothing collects its result a second time.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ HOW = "use_relu_attention(model, regularization_weight=0.01)"
 class Collection:
     """What the attentions of one forward pass have added so far.
 
-    owner: the model whose pass it is. calls: the module, Eq. 7 of its rows, (batch, heads, queries), and which of them are real,
-    (batch or 1, queries), or None: all are.
+    owner: the model whose pass it is. calls: the module, Eq. 7 of its rows, (batch, heads, queries), and which of them
+    are real, (batch or 1, queries), or None: all are.
     """
 
     owner: PreTrainedModel
@@ -56,8 +57,8 @@ _collected: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 def attention_regularization(model: nn.Module) -> Tensor:
     """L_reg (Eq. 7) of the last forward pass of a model in training, for the logs or for a loss of one's own.
 
-    The mean over the attention modules of the mean over their heads and real rows; padding does not count. Where that pass
-    returned a loss, `regularization_weight` · L_reg is in it already: do not add it again.
+    The mean over the attention modules of the mean over their heads and real rows; padding does not count. Where that
+    pass returned a loss, `regularization_weight` · L_reg is in it already: do not add it again.
 
     Args:
         model: one that `use_relu_attention(model, regularization_weight=…)` was called for, or a wrapper around it
@@ -73,7 +74,8 @@ def attention_regularization(model: nn.Module) -> Tensor:
         if part in _latest:
             return _latest[part]
     raise ValueError(
-        f"{type(model).__name__} has no L_reg: it is computed by a forward pass with gradients in training mode, after {HOW}."
+        f"{type(model).__name__} has no L_reg: it is computed by a forward pass with gradients in training mode, after "
+        f"{HOW}."
     )
 
 
@@ -85,7 +87,8 @@ def watch(model: PreTrainedModel) -> None:
 
 
 def regularization_weight(model: PreTrainedModel) -> float:
-    """λ as the config of a model with ReLU attention has it; 0 for others. Settings are checked where attention reads them."""
+    """λ as the config of a model with ReLU attention has it; 0 for others. Settings are checked where attention reads
+    them."""
     settings = getattr(model.config, ATTENTION_NAME, None) or {}
     return settings.get("regularization_weight", 0.0) if model.config._attn_implementation == ATTENTION_NAME else 0.0
 
@@ -102,20 +105,23 @@ def collects(module: nn.Module, weight: float) -> bool:
         if _open.collection is None:
             return False
         raise ValueError(
-            f"{type(module).__name__} computes without gradients in a pass of {type(_open.collection.owner).__name__} that has "
-            "them, so its part of the regulariser would be lost. Checkpoints of activations: "
-            "gradient_checkpointing_kwargs={'use_reentrant': False}. A frozen part under torch.no_grad(): call its eval()."
+            f"{type(module).__name__} computes without gradients in a pass of {type(_open.collection.owner).__name__} "
+            "that has them, so its part of the regulariser would be lost. Checkpoints of activations: "
+            "gradient_checkpointing_kwargs={'use_reentrant': False}. A frozen part under torch.no_grad(): call its "
+            "eval()."
         )
     if _open.collection is None and not is_torchdynamo_compiling() and module not in _collected:
         raise ValueError(
-            f"{type(module).__name__} has regularization_weight={weight} in its config, but no model adds it to a loss. Call "
-            f"{HOW} instead of writing it into the config of a model that is built already, and call the model, not its layers."
+            f"{type(module).__name__} has regularization_weight={weight} in its config, but no model adds it to a "
+            f"loss. Call {HOW} instead of writing it into the config of a model that is built already, and call the "
+            "model, not its layers."
         )
     return True
 
 
 def collect(module: nn.Module, penalty: Tensor, real_rows: Tensor | None) -> None:
-    """Adds the rows of one call to the open collection, see there; in a checkpoint's second computation there is none."""
+    """Adds the rows of one call to the open collection, see there; in a checkpoint's second computation there is
+    none."""
     if _open.collection is not None:
         _open.collection.calls.append((module, penalty, real_rows))
         if not is_torchdynamo_compiling():
@@ -141,8 +147,8 @@ def _end(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any], 
     loss = output.get("loss") if isinstance(output, Mapping) else output[0]
     if loss is None or loss.ndim:
         logger.warning_once(
-            f"{type(model).__name__} returned no loss in training, so the regulariser of ReLU attention is in none. Give it its "
-            "labels (the Trainer keeps them back for label_smoothing_factor and compute_loss_func), or add "
+            f"{type(model).__name__} returned no loss in training, so the regulariser of ReLU attention is in none. "
+            "Give it its labels (the Trainer keeps them back for label_smoothing_factor and compute_loss_func), or add "
             "regularization_weight * reluformer.attention_regularization(model) to your loss."
         )
         return None
@@ -159,8 +165,9 @@ def _mean(collection: Collection, inputs: Mapping[str, Any]) -> Tensor:
     model = collection.owner
     if not collection.calls:
         raise ValueError(
-            f"{type(model).__name__} has regularization_weight={regularization_weight(model)}, and no attention in training mode "
-            "computed ReLU attention in this forward pass. Set regularization_weight to 0, or train the parts with attention."
+            f"{type(model).__name__} has regularization_weight={regularization_weight(model)}, and no attention in "
+            "training mode computed ReLU attention in this forward pass. Set regularization_weight to 0, or train the "
+            "parts with attention."
         )
     decoder = model.get_decoder() if model.config.is_encoder_decoder else model
     in_decoder = set() if decoder is model else set(decoder.modules())  # an encoder alone is its own decoder
@@ -187,7 +194,8 @@ def _decoder_rows(inputs: Mapping[str, Any], penalty: Tensor) -> Tensor | None:
 
 
 def _share(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Tensor | float:
-    """The share of this pass in the update: its labels over `num_items_in_batch`, which the Trainer gives; 1 without it.
+    """The share of this pass in the update: its labels over `num_items_in_batch`, which the Trainer gives; 1 without
+    it.
 
     The labels are counted as the Trainer counts them: without the first of each row where the loss shifts them.
     """

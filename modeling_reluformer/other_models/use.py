@@ -1,12 +1,12 @@
 """`use_relu_attention`: which models can compute ReLU attention, and how one that was saved with it comes back with it.
 
-Transformers accepts a registered name for every model. Whether a module calls the attention interface, or computes softmax
-attention in its own code, shows only in the source of its class.
+Transformers accepts a registered name for every model. Whether a module calls the attention interface, or computes
+softmax attention in its own code, shows only in the source of its class.
 
-Transformers reads `attn_implementation` from config.json, refuses a name that is not registered, and never writes the name.
-`_keep_name` makes one config write it. A loaded config forgets this, and between reading a config and the first forward pass
-Transformers calls no code of ours. Without `prepare_construction`, a model that is loaded and saved at once would come back as
-softmax without a word.
+Transformers reads `attn_implementation` from config.json, refuses a name that is not registered, and never writes the
+name. `_keep_name` makes one config write it. A loaded config forgets this, and between reading a config and the first
+forward pass Transformers calls no code of ours. Without `prepare_construction`, a model that is loaded and saved at
+once would come back as softmax without a word.
 """
 
 from __future__ import annotations
@@ -37,13 +37,16 @@ _FUSED_SOFTMAX = "scaled_dot_product_attention"
 def use_relu_attention(model: PreTrainedModel, **settings: Any) -> PreTrainedModel:
     """Gives a model ReLU attention: checks and writes the settings into its config, and sets `attn_implementation`.
 
-    Other than `config.reluformer = {...}` with `model.set_attn_implementation("reluformer")`, it finds mistakes at once and saves
-    the name: after `import reluformer`, `from_pretrained` restores ReLU attention; without it, `from_pretrained` raises an error.
+    Other than `config.reluformer = {...}` with `model.set_attn_implementation("reluformer")`, it finds mistakes at once
+    and saves the name: after `import reluformer`, `from_pretrained` restores ReLU attention; without it,
+    `from_pretrained` raises an error.
 
     Args:
-        model: any Transformers model except a ReLUFormer. Its weights stay as they are, so it has to be trained further.
-        settings: `activation`, `scaling`, `gamma`, `alpha`, `regularization_weight`, `entropy_margin`, see `AttentionSettings`.
-            They are written to the config of the model and of all its parts, with the defaults of those that are left out.
+        model: any Transformers model except a ReLUFormer. Its weights stay as they are, so it has to be trained
+            further.
+        settings: `activation`, `scaling`, `gamma`, `alpha`, `regularization_weight`, `entropy_margin`, see
+            `AttentionSettings`. They are written to the config of the model and of all its parts, with the defaults of
+            those that are left out.
 
     Returns:
         The model itself.
@@ -55,7 +58,8 @@ def use_relu_attention(model: PreTrainedModel, **settings: Any) -> PreTrainedMod
     if not isinstance(model, PreTrainedModel):
         raise TypeError(
             f"use_relu_attention takes a Transformers model (a PreTrainedModel); got {type(model).__module__}."
-            f"{type(model).__qualname__}. Of a PEFT model, give get_base_model(); one of torch's can hold ReLUAttention."
+            f"{type(model).__qualname__}. Of a PEFT model, give get_base_model(); one of torch's can hold "
+            "ReLUAttention."
         )
     if isinstance(model.config, AttentionConfig):
         raise ValueError(
@@ -85,7 +89,8 @@ def use_relu_attention(model: PreTrainedModel, **settings: Any) -> PreTrainedMod
 
 
 def prepare_construction(parent: nn.Module, name: str, part: nn.Module | None) -> None:
-    """Prepares a model that is built with `attn_implementation="reluformer"`; torch calls it for each module that is registered.
+    """Prepares a model that is built with `attn_implementation="reluformer"`; torch calls it for each module that is
+    registered.
 
     Raises:
         ValueError: a model that asks for ReLU attention and cannot compute it.
@@ -98,7 +103,8 @@ def prepare_construction(parent: nn.Module, name: str, part: nn.Module | None) -
             logger.warning_once(
                 f"{config.name_or_path or type(config).__name__}: the config holds settings of ReLU attention, but "
                 f"the model is built with attn_implementation={config._attn_implementation!r}, so it computes softmax "
-                f"attention. If it was trained with ReLU attention, load it with attn_implementation={ATTENTION_NAME!r}."
+                f"attention. If it was trained with ReLU attention, load it with "
+                f"attn_implementation={ATTENTION_NAME!r}."
             )
         return
     if is_first:
@@ -112,8 +118,8 @@ def prepare_construction(parent: nn.Module, name: str, part: nn.Module | None) -
 def _keep_name(config: PreTrainedConfig) -> None:
     """Makes the config of a model with ReLU attention save the name of its attention.
 
-    The attribute map of this one config maps the internal name to the key of config.json. So the key is saved like any other
-    attribute, with its value at that time: after `set_attn_implementation("sdpa")`, that is sdpa.
+    The attribute map of this one config maps the internal name to the key of config.json. So the key is saved like any
+    other attribute, with its value at that time: after `set_attn_implementation("sdpa")`, that is sdpa.
     """
     config.attribute_map = {**type(config).attribute_map, INTERNAL_NAME: SAVED_NAME}
     setattr(config, INTERNAL_NAME, ATTENTION_NAME)
@@ -122,8 +128,8 @@ def _keep_name(config: PreTrainedConfig) -> None:
 def _refuse_class(model: PreTrainedModel) -> None:
     if not model._can_set_attn_implementation():
         raise ValueError(
-            f"{type(model).__name__} computes attention in code of its own, not through Transformers' attention interface, so it "
-            "would not become ReLU attention. Such a model cannot be given another attention."
+            f"{type(model).__name__} computes attention in code of its own, not through Transformers' attention "
+            "interface, so it would not become ReLU attention. Such a model cannot be given another attention."
         )
 
 
@@ -131,16 +137,16 @@ def _refuse_without_attention(model: PreTrainedModel) -> None:
     kinds = {type(module) for module in model.modules()}
     if not any(kind.__module__ == "__main__" or any(map(_INTERFACE.search, _sources(kind))) for kind in kinds):
         raise ValueError(
-            f"{type(model).__name__} has no attention that Transformers' attention interface computes, so nothing in it would "
-            "become ReLU attention; load it as it is."
+            f"{type(model).__name__} has no attention that Transformers' attention interface computes, so nothing in "
+            "it would become ReLU attention; load it as it is."
         )
 
 
 def _refuse_softmax_layers(model: nn.Module, owner: str, path: str = "") -> None:
     """Refuses layers that compute softmax attention in their own code, and warns of other such modules (pooling heads).
 
-    model: a model or a finished part of one; layers are what stands in an `nn.ModuleList`. owner, path: the name of the model's
-    class, and of the part in it.
+    model: a model or a finished part of one; layers are what stands in an `nn.ModuleList`. owner, path: the name of the
+    model's class, and of the part in it.
     """
     named = dict(model.named_modules(prefix=path))
     lists = tuple(f"{name}." if name else "" for name, part in named.items() if isinstance(part, nn.ModuleList))
@@ -149,8 +155,8 @@ def _refuse_softmax_layers(model: nn.Module, owner: str, path: str = "") -> None
     listed = ", ".join(f"{type(named[name]).__name__} ({name})" for name in (layers or found)[:4])
     if layers:
         raise ValueError(
-            f"{owner} has {len(layers)} layers that compute softmax attention in code of their own, such as {listed}. Such a "
-            "model cannot be given another attention; load it with 'eager' or 'sdpa'."
+            f"{owner} has {len(layers)} layers that compute softmax attention in code of their own, such as {listed}. "
+            "Such a model cannot be given another attention; load it with 'eager' or 'sdpa'."
         )
     if found:
         logger.warning(f"{owner}: modules that compute softmax attention in code of their own stay softmax: {listed}.")

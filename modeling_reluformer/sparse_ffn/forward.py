@@ -1,4 +1,5 @@
-"""Which feed-forward networks can skip zeros, and what stands in place of their forward, or of that of their projections.
+"""Which feed-forward networks can skip zeros, and what stands in place of their forward, or of that of their
+projections.
 
 y = Σ_i f(w_i·x + b_i) g(u_i·x + c_i) v_i + d        over the neurons i that are not zero in some row
 
@@ -20,7 +21,8 @@ from ..layers_reluformer import SparseActivation
 
 MOST_ROWS = 8
 DTYPES = (torch.float32, torch.bfloat16)
-# Names of the projections (first, factor beside it, second): Llama and its relatives, gated T5, OPT and Marian and ours, T5.
+# Names of the projections (first, factor beside it, second): Llama and its relatives, gated T5, OPT and Marian and
+# ours, T5.
 PROJECTIONS = (
     ("gate_proj", "up_proj", "down_proj"),
     ("wi_0", "wi_1", "wo"),
@@ -35,9 +37,10 @@ ACTIVATIONS = tuple(_EXACT.values())
 class Block(NamedTuple):
     """One feed-forward network of `module`: second(f(first(x)) · g(up(x))).
 
-    first, up, second, function: names in `module` of the projections and of f; up is None without a gate. activation: f, one of
-    `ACTIVATIONS`, or None for one that torch computes. up_activation: g, one of them or identity. alone: `module` holds nothing
-    else with weights, so that its forward is the network; False: the network is written out in the forward of a layer.
+    first, up, second, function: names in `module` of the projections and of f; up is None without a gate. activation:
+    f, one of `ACTIVATIONS`, or None for one that torch computes. up_activation: g, one of them or identity. alone:
+    `module` holds nothing else with weights, so that its forward is the network; False: the network is written out in
+    the forward of a layer.
     """
 
     name: str
@@ -85,8 +88,8 @@ def _block(where: str, module: nn.Module, first: str, up: str | None, second: st
     exact = type(activation) in _EXACT or _gives_exact_zeros(activation)
     if not exact or type(up_function) not in (*_EXACT, nn.Identity):
         raise ValueError(
-            f"{where} computes {type(up_function if exact else activation).__name__}, which gives no exact zeros to skip; "
-            f"use_sparse_ffn needs one of {', '.join(ACTIVATIONS)}."
+            f"{where} computes {type(up_function if exact else activation).__name__}, which gives no exact zeros to "
+            f"skip; use_sparse_ffn needs one of {', '.join(ACTIVATIONS)}."
         )
     others = {name.partition(".")[0] for name, _ in module.named_parameters()} - {first, up, second}
     if up is not None and others:
@@ -98,9 +101,9 @@ def _block(where: str, module: nn.Module, first: str, up: str | None, second: st
     for name, projection in block.projections.items():
         if type(projection) is not nn.Linear or projection.weight.device.type != "cpu":
             raise ValueError(
-                f"{where}: {name} is a {type(projection).__qualname__} on {next(projection.parameters()).device}; use_sparse_ffn "
-                "needs nn.Linear on a CPU. Quantized weights: take the model before it is quantized, and int8=True. Adapters: "
-                "merge them first."
+                f"{where}: {name} is a {type(projection).__qualname__} on {next(projection.parameters()).device}; "
+                "use_sparse_ffn needs nn.Linear on a CPU. Quantized weights: take the model before it is quantized, "
+                "and int8=True. Adapters: merge them first."
             )
     return block
 
@@ -117,8 +120,8 @@ def _gives_exact_zeros(activation: nn.Module | None) -> bool:
 class Neurons(NamedTuple):
     """The weights of a projection by neuron.
 
-    weight: (neurons, features), contiguous. scale: (neurons,) float32 of int8 weights, else None. bias: None, or float32,
-    (neurons,), of a second projection (features,).
+    weight: (neurons, features), contiguous. scale: (neurons,) float32 of int8 weights, else None. bias: None, or
+    float32, (neurons,), of a second projection (features,).
     """
 
     weight: Tensor
@@ -129,8 +132,8 @@ class Neurons(NamedTuple):
 class PreparedWeights:
     """The `Neurons` of an `nn.Linear`, made anew where its weight or bias has changed.
 
-    A change is seen by the version counter of the tensors, their place in memory and their dtype. What is written through
-    `weight.data` is not counted by torch, and is not seen.
+    A change is seen by the version counter of the tensors, their place in memory and their dtype. What is written
+    through `weight.data` is not counted by torch, and is not seen.
 
     transposed: neurons are the inputs of `linear`. int8: with one scale for each neuron.
     """
@@ -220,7 +223,8 @@ class SparseFeedForward(_Sparse):
 
 
 class SparseProjection(_Sparse):
-    """The forward of one projection of a network that is written out in the forward of a layer; it is linear as before."""
+    """The forward of one projection of a network that is written out in the forward of a layer; it is linear as
+    before."""
 
     def __init__(self, linear: nn.Linear, *, second: bool, int8: bool) -> None:
         super().__init__(linear, {"weight": PreparedWeights(linear, transposed=second, int8=int8)})

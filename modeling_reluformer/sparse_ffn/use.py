@@ -17,32 +17,34 @@ _TOLERANCE = 0.05
 
 
 def use_sparse_ffn(model: PreTrainedModel, enabled: bool = True, *, int8: bool = False) -> PreTrainedModel:
-    """Makes decoding on a CPU skip what zeros of the feed-forward networks multiply: y = Σ_i f(w_i·x) g(u_i·x) v_i, f ≠ 0.
+    """Makes decoding on a CPU skip what zeros of the feed-forward networks multiply: y = Σ_i f(w_i·x) g(u_i·x) v_i, f ≠
+    0.
 
-    Calls of up to 8 rows (batch × positions) without gradients are computed so, by a compiled loop; a neuron is skipped where it
-    is zero in all rows. All others are computed as before: longer prompts, training, calls under `torch.compile`, autocast or
-    with hooks on the projections. In float32 the results are those of the dense network to rounding, but a weight that is not
-    finite behind a zero is not seen.
+    Calls of up to 8 rows (batch × positions) without gradients are computed so, by a compiled loop; a neuron is skipped
+    where it is zero in all rows. All others are computed as before: longer prompts, training, calls under
+    `torch.compile`, autocast or with hooks on the projections. In float32 the results are those of the dense network to
+    rounding, but a weight that is not finite behind a zero is not seen.
 
-    Nothing of it is saved; a copy or a pickle of the model skips zeros too. The second projection is held a second time,
-    transposed. It follows changes of the weights, except those through `weight.data`, by which PEFT merges adapters: after them,
-    call this again.
+    Nothing of it is saved; a copy or a pickle of the model skips zeros too. The second projection is held a second
+    time, transposed. It follows changes of the weights, except those through `weight.data`, by which PEFT merges
+    adapters: after them, call this again.
 
     Args:
-        model: a Transformers model on a CPU whose networks are (fc1, fc2), (wi, wo), (gate_proj, up_proj, down_proj) or (wi_0,
-            wi_1, wo) with the activation relu, relu2 or relu6: OPT, T5, Llama, Marian, ours. Of one with an encoder, the networks
-            of the decoder.
+        model: a Transformers model on a CPU whose networks are (fc1, fc2), (wi, wo), (gate_proj, up_proj, down_proj) or
+            (wi_0, wi_1, wo) with the activation relu, relu2 or relu6: OPT, T5, Llama, Marian, ours. Of one with an
+            encoder, the networks of the decoder.
         enabled: False undoes it.
-        int8: weights of these networks in int8, with one scale for each neuron, and their inputs in int8 with one scale a row.
-            This changes results by rounding. Prompts of more than 8 tokens are read with the model's own weights.
+        int8: weights of these networks in int8, with one scale for each neuron, and their inputs in int8 with one scale
+            a row. This changes results by rounding. Prompts of more than 8 tokens are read with the model's own
+            weights.
 
     Returns:
         The model itself.
 
     Raises:
         TypeError: not a Transformers model.
-        ValueError: a network without exact zeros (gelu, silu, …), of other structure, with quantized weights or on another
-            device; a model of another dtype than float32 and bfloat16; no compiled loop.
+        ValueError: a network without exact zeros (gelu, silu, …), of other structure, with quantized weights or on
+            another device; a model of another dtype than float32 and bfloat16; no compiled loop.
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(
@@ -52,8 +54,8 @@ def use_sparse_ffn(model: PreTrainedModel, enabled: bool = True, *, int8: bool =
     operators = library(large=enabled)
     if enabled and (operators is None or model.dtype not in DTYPES):
         raise ValueError(
-            f"use_sparse_ffn needs a model in float32 or bfloat16, it is {model.dtype}, and the compiled library; `python -m "
-            "reluformer.modeling_reluformer.compiled` says whether it can be had."
+            f"use_sparse_ffn needs a model in float32 or bfloat16, it is {model.dtype}, and the compiled library; "
+            "`python -m reluformer.modeling_reluformer.compiled` says whether it can be had."
         )
     blocks = sparse_blocks(model) if enabled else []
     forwards = [pair for block in blocks for pair in _forwards(block, operators, int8)]
@@ -83,6 +85,6 @@ def _refuse_other_forward(block: Block, operators: Any) -> None:
     if (expected - found).float().norm() > _TOLERANCE * expected.float().norm():
         factor = f" * {block.up}(x)" if block.up else ""
         raise ValueError(
-            f"{block.name} does not compute {block.second}({block.function}({block.first}(x)){factor}); use_sparse_ffn knows "
-            "no other network."
+            f"{block.name} does not compute {block.second}({block.function}({block.first}(x)){factor}); use_sparse_ffn "
+            "knows no other network."
         )

@@ -1,4 +1,5 @@
-"""One pass: real rows and visible keys of every kind of model, sums that no batch or padding changes, the model left alone."""
+"""One pass: real rows and visible keys of every kind of model, sums that no batch or padding changes, the model left
+alone."""
 
 import pytest
 import torch

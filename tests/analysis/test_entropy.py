@@ -1,4 +1,5 @@
-"""Row statistics, entropy shares and top-p% sums: closed forms, and sums over batches equal to one computation by hand."""
+"""Row statistics, entropy shares and top-p% sums: closed forms, and sums over batches equal to one computation by
+hand."""
 
 import math
 
@@ -77,7 +78,8 @@ def test_heads_between_the_quarters_marks():
 
 
 def test_entropy_shares_by_hand():
-    # row 1 sees one key and does not count; row 2 equal weights; row 3 one key of three; a head that is dead, and one with NaN
+    # row 1 sees one key and does not count; row 2 equal weights; row 3 one key of three; a head that is dead, and one
+    # with NaN
     visible = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 1, 1]]).bool()
     good = torch.tensor([[2.0, 9, 9], [3, 3, 9], [0, 5, 0]])
     dead, broken = torch.zeros(3, 3), good.clone()

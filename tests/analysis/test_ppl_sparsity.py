@@ -1,4 +1,5 @@
-"""PPL-p%: thresholds of a CETT as in the authors' code and by a slow float64 oracle, and where the perplexity has risen."""
+"""PPL-p%: thresholds of a CETT as in the authors' code and by a slow float64 oracle, and where the perplexity has
+risen."""
 
 import json
 import math

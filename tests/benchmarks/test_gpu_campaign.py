@@ -1,4 +1,5 @@
-"""The campaign on a GPU, as far as a machine without one can try it: each stage at toy size, and what its file keeps."""
+"""The campaign on a GPU, as far as a machine without one can try it: each stage at toy size, and what its file
+keeps."""
 
 import argparse
 import json
@@ -189,12 +190,15 @@ def test_the_page_judges_goals_by_the_files_and_names_what_failed(tmp_path, monk
     forward, both_passes = "forward, 16,384 tokens", "forward and backward, 16,384 tokens"
     for line in (
         f"| ReLU over FlashAttention-2, {forward} | ≥ 1.5× | 1 of 1 | 1.60× |",
-        f"| ReLU, {forward}, heads of 128 (Triton's sigmoid attention: 515) | ≥ 515 TFLOP/s | **0 of 1** | 400 TFLOP/s |",
-        f"| ReLU, {both_passes}, heads of 128 (Triton's sigmoid attention: 371) | ≥ 371 TFLOP/s | 1 of 1 | 400 TFLOP/s |",
+        f"| ReLU, {forward}, heads of 128 (Triton's sigmoid attention: 515) | ≥ 515 TFLOP/s | **0 of 1** | 400 TFLOP/s "
+        "|",
+        f"| ReLU, {both_passes}, heads of 128 (Triton's sigmoid attention: 371) | ≥ 371 TFLOP/s | 1 of 1 | 400 TFLOP/s "
+        "|",
         f"| S and T: time over that without, {forward} | ≤ 1.15× | **0 of 1** | 1.20× |",
         "| ReLUFormer over Marian with label smoothing, training, 1,024 tokens | ≥ 1.2× | **0 of 1** | 1.10× |",
         "| ReLUFormer over Marian, generation | ≥ 1× | 1 of 1 | 1.10× |",
-        "| pass | heads of | causal | ReLU over FlashAttention-2 | ReLU over cuDNN | ReLU with S and T over FlashAttention-2 |",
+        "| pass | heads of | causal | ReLU over FlashAttention-2 | ReLU over cuDNN | ReLU with S and T over "
+        "FlashAttention-2 |",
         "| forward and backward | 128 | no | 1.60 | – | 1.33 | – |",
         "Generation was measured before",
         "a card, 16 cores; commit 0123456789ab, 2026-11-26;",

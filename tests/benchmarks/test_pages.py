@@ -1,4 +1,5 @@
-"""The generated pages: they are those of the committed results, and say where a goal was missed or nothing was measured."""
+"""The generated pages: they are those of the committed results, and say where a goal was missed or nothing was
+measured."""
 
 import re
 

@@ -1,4 +1,5 @@
-"""A finished run becomes a folder of models/, and the card of it tells what was measured, wherever JavaScript runs, too."""
+"""A finished run becomes a folder of models/, and the card of it tells what was measured, wherever JavaScript runs,
+too."""
 
 import json
 import os

@@ -66,7 +66,8 @@ def test_a_verb_says_which_extra_it_needs(verb, package, extra, monkeypatch, cap
     monkeypatch.setattr(f"reluformer.commands.{verb}.run", needs)
     assert cli.main([verb]) == 2
     assert capsys.readouterr().err == (
-        f"reluformer: error: {verb}: needs the package '{package}', which is not installed; pip install 'reluformer[{extra}]' "
+        f"reluformer: error: {verb}: needs the package '{package}', which is not installed; pip install "
+        f"'reluformer[{extra}]' "
         "brings what the command needs\n"
     )
 

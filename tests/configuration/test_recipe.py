@@ -235,7 +235,10 @@ def test_a_file_that_is_no_recipe_is_refused(write, text, named):
         (["--data.max_length", "9000"], "batching.tokens_per_batch"),
         (["--evaluation.splits", "[dev]"], "Got value: dev"),
         (["--averaging.last_checkpoints", "3"], "writes no checkpoint before the last update"),
-        (["--averaging.last_checkpoints", "2", "--training.save_steps", "2", "--training.save_total_limit", "1"], "keeps 1"),
+        (
+            ["--averaging.last_checkpoints", "2", "--training.save_steps", "2", "--training.save_total_limit", "1"],
+            "keeps 1",
+        ),
         (["--initialize_from", "x", "--tokenizer.lowercase", "true"], "comes with the model of initialize_from"),
         (["--tokenizer.path", "x", "--tokenizer.vocab_size", "400"], "taken as it is; leave vocab_size"),
         (["nowhere.yaml"], "recipes stand before all options"),

@@ -1,4 +1,5 @@
-"""As a program: the runs of several processes that the tests of this folder look at, all forked from one that has imported.
+"""As a program: the runs of several processes that the tests of this folder look at, all forked from one that has
+imported.
 
 python -m tests.distributed.jobs FOLDER            the jobs that one process and two do alike
 python -m tests.distributed.jobs FOLDER shard 2    one job, here in two processes
@@ -52,7 +53,8 @@ HAS_TENSOR_PARALLELISM = Version(transformers.__version__) >= Version("5.23")
 
 
 def train(folder: Path, rank: int, world: int) -> None:
-    """Updates of four batches each, however many processes there are; then an evaluation of 12 pairs in batches of 5."""
+    """Updates of four batches each, however many processes there are; then an evaluation of 12 pairs in batches of
+    5."""
     trainer = _trainer(folder / f"train-{world}", world)
     trainer.train()
     metrics = trainer.evaluate()
@@ -106,7 +108,8 @@ def translate(folder: Path, rank: int, world: int) -> None:
 
 
 def shard(folder: Path, rank: int, world: int) -> None:
-    """FSDP2: a sharded model, of which each process sees half of the pairs, has the loss and the gradients of a whole one.
+    """FSDP2: a sharded model, of which each process sees half of the pairs, has the loss and the gradients of a whole
+    one.
 
     The output layer is sharded by itself where it is not tied, so that only its own forward gathers its matrix.
     """
@@ -134,7 +137,8 @@ def shard(folder: Path, rank: int, world: int) -> None:
 
 
 def tensor_parallel(folder: Path, rank: int, world: int) -> None:
-    """A model that is cut into heads, columns and rows has the translations, the loss and the gradients of a whole one."""
+    """A model that is cut into heads, columns and rows has the translations, the loss and the gradients of a whole
+    one."""
     from transformers.distributed import DistributedConfig  # not in Transformers 5.17
 
     dist.init_process_group("gloo")

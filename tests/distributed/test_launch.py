@@ -125,7 +125,8 @@ ON_MACHINES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("machines", ON_MACHINES)
 def test_two_processes_that_a_launcher_starts_train_one_model(recipe_file, tmp_path, machines):
-    """With the files of the package and as docs/distributed.md says: on one machine, or as on two of one process each."""
+    """With the files of the package and as docs/distributed.md says: on one machine, or as on two of one process
+    each."""
     port, ranks = free_port(), "0" if machines == "one" else "01"
     logs = [tmp_path / f"machine-{rank}.log" for rank in ranks]
     processes = []

@@ -12,7 +12,8 @@ from reluformer.commands.parsing import Parser
 from ..conftest import demo_tokenizer, tiny_model
 from .pages import ROOT, code_blocks
 
-# Others name what a reader has to have: a repository on the Hub, a GPU, a program that tests do not need. They are compiled.
+# Others name what a reader has to have: a repository on the Hub, a GPU, a program that tests do not need. They are
+# compiled.
 RUN = {
     "README.md",
     *(

@@ -1,4 +1,5 @@
-"""The first pages: short, their links lead somewhere, and what their sentences say is what the tables of the results show."""
+"""The first pages: short, their links lead somewhere, and what their sentences say is what the tables of the results
+show."""
 
 import json
 import re

@@ -222,7 +222,8 @@ def test_the_command_with_int8_weights(trained, exported, graphs_at_hand, tmp_pa
 
 
 def assert_products_are_exact_on_every_processor(folder):
-    """Of the two kinds of 8-bit numbers, onnxruntime multiplies u8 × s8 with saturation where a processor has no VNNI."""
+    """Of the two kinds of 8-bit numbers, onnxruntime multiplies u8 × s8 with saturation where a processor has no
+    VNNI."""
     for name in GRAPHS:
         graph = onnx.load(folder / name).graph
         kinds = {weights.name: weights.data_type for weights in graph.initializer}

@@ -1,4 +1,5 @@
-"""Cards: every number comes from a file of the folder, what nobody has recorded is named, and the metadata can be read back."""
+"""Cards: every number comes from a file of the folder, what nobody has recorded is named, and the metadata can be read
+back."""
 
 import json
 import re

@@ -1,4 +1,5 @@
-"""The folder of the Hub kernel: what is in it, that `kernels` loads it without this package, and that it computes the same."""
+"""The folder of the Hub kernel: what is in it, that `kernels` loads it without this package, and that it computes the
+same."""
 
 import ast
 import json

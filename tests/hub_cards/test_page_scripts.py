@@ -1,4 +1,5 @@
-"""The scripts of the page that need no browser, in Node: sentences of a text, limits of a translation, numbers of a map."""
+"""The scripts of the page that need no browser, in Node: sentences of a text, limits of a translation, numbers of a
+map."""
 
 import json
 import math
@@ -145,7 +146,9 @@ const tokenizer = {
   id_to_token: (id) => (id === 9 ? undefined : `<${id}>`),
 };
 let steps = 0;
-const encoder = { run: async ({ input_ids: { data } }) => ({ "encoder_attentions.0": ones(data.length, data.length) }) };
+const encoder = {
+  run: async ({ input_ids: { data } }) => ({ "encoder_attentions.0": ones(data.length, data.length) }),
+};
 const decoder = {
   inputNames: ["input_ids", "past_key_values.0.decoder.key"],
   run: async (feeds) => {

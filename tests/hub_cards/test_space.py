@@ -234,7 +234,8 @@ window.Worker = class extends Worker {
   }
 };
 """
-# Leaves a mark in the translation, which goes when the text is laid out anew; puts a text and the cursor into the field.
+# Leaves a mark in the translation, which goes when the text is laid out anew; puts a text and the cursor into the
+# field.
 TYPE = """
 document.querySelector('.translation').append(Object.assign(document.createElement('i'), { className: 'old' }));
 const field = document.getElementById('text');
@@ -246,7 +247,8 @@ field.dispatchEvent(new Event('input'));
 SETTLED = """
 const find = (selector) => document.querySelector(selector);
 if (find('.old') || find('.pending') || !find('.progress').hidden) return null;
-return ['.translation', '.status', '.of'].map((selector) => find(selector).textContent).concat(find('.attention').hidden);
+const texts = ['.translation', '.status', '.of'].map((selector) => find(selector).textContent);
+return texts.concat(find('.attention').hidden);
 """
 
 
@@ -417,7 +419,8 @@ def hosts(browser):
 
 
 def assert_map_is_of_the_graph(browser, translator, text):
-    """The map of layer 2, head 1 of cross-attention, to the rounding of another processor, and its zeros as they are."""
+    """The map of layer 2, head 1 of cross-attention, to the rounding of another processor, and its zeros as they
+    are."""
     buttons = browser.find_elements("css selector", ".heads tr:nth-child(2) button")
     buttons[0].click()
     of_row = "row => [...row.cells].slice(1).map(cell => +cell.dataset.weight)"
@@ -432,7 +435,8 @@ def assert_map_is_of_the_graph(browser, translator, text):
 
 
 def cross_attention(model, source, target):
-    """Weights (queries, keys) of layer 2, head 1, token by token, as the page: int8 depends on what is given at once."""
+    """Weights (queries, keys) of layer 2, head 1, token by token, as the page: int8 depends on what is given at
+    once."""
     import numpy as np
 
     mask = np.ones((1, len(source)), np.int64)

@@ -139,7 +139,8 @@ def vision_config(**fields) -> ReLUFormerVisionConfig:
 
 
 def moved(model_class, config, seed: int, attn_implementation: str | None = None):
-    """A new model whose biases, at first zero, and norms, at first one, are moved: a test sees a term that is forgotten."""
+    """A new model whose biases, at first zero, and norms, at first one, are moved: a test sees a term that is
+    forgotten."""
     torch.manual_seed(seed)
     config._attn_implementation = attn_implementation
     model = model_class(config)
@@ -185,7 +186,8 @@ def assert_same_logits_loss_and_gradients(foreign, model, **inputs) -> None:
 
 
 def with_shares_for_dropout(monkeypatch) -> None:
-    """Dropout keeps the share 1 - p of every number in place of some numbers, so that a rate can be seen in one pass."""
+    """Dropout keeps the share 1 - p of every number in place of some numbers, so that a rate can be seen in one
+    pass."""
 
     def share(states, p=0.5, training=True, inplace=False):
         return states * (1 - p) if training else states

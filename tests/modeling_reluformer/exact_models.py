@@ -24,7 +24,8 @@ LOUD = {"attention_gamma": 1.5}
 
 
 def exact_model(**fields: Any) -> ReLUFormerForConditionalGeneration:
-    """Made in float64, not only converted: the table of positions and the logarithm of gamma then have all their digits."""
+    """Made in float64, not only converted: the table of positions and the logarithm of gamma then have all their
+    digits."""
     torch.set_default_dtype(torch.float64)
     try:
         return tiny_model(**{**NO_DROPOUT, **LOUD, **fields})

@@ -1,7 +1,9 @@
-"""The model, Eq. 6, Eq. 7 and the loss a second time, from the papers: float64, in loops over sentences, heads, rows and keys.
+"""The model, Eq. 6, Eq. 7 and the loss a second time, from the papers: float64, in loops over sentences, heads, rows
+and keys.
 
-Nothing of `reluformer` is imported, and nothing is computed in the same way: a row is the list of its visible keys, so that
-n_i is a length; entropies are sums of -p log p; sparsemax and entmax search their threshold. All arrays are NumPy's.
+Nothing of `reluformer` is imported, and nothing is computed in the same way: a row is the list of its visible keys, so
+that n_i is a length; entropies are sums of -p log p; sparsemax and entmax search their threshold. All arrays are
+NumPy's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""`torch.compile`: one graph for a pass in training and for a step of decoding, also where a share of the modules is drawn."""
+"""`torch.compile`: one graph for a pass in training and for a step of decoding, also where a share of the modules is
+drawn."""
 
 import copy
 

@@ -78,7 +78,8 @@ def test_an_alpha_that_nothing_reads_is_told(monkeypatch):
     assert not messages
     ReLUFormerConfig(attention_alpha=0.5)
     assert messages == [
-        "attention_alpha=0.5 has no effect: it belongs to attention_scaling='length', and attention_scaling is 'variance'."
+        "attention_alpha=0.5 has no effect: it belongs to attention_scaling='length', and attention_scaling is "
+        "'variance'."
     ]
 
 
@@ -197,7 +198,8 @@ def test_a_change_of_the_field_changes_the_result_as_the_paper_says(field):
 
 @pytest.mark.parametrize("path", ["eager", "plain"])
 def test_dropout_falls_where_the_paper_has_it(path, monkeypatch):
-    """Embeddings, residuals, attention weights and FFN: with the same masks, the whole model is the paper's; each at its rate."""
+    """Embeddings, residuals, attention weights and FFN: with the same masks, the whole model is the paper's; each at
+    its rate."""
     rates = {"dropout": 0.3, "attention_dropout": 0.2, "activation_dropout": 0.1}
     fields = {"attn_implementation": use_path(monkeypatch, path), "regularization_weight": 0.5, **rates}
     model = exact_model(**fields).train()

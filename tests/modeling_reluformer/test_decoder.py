@@ -104,7 +104,8 @@ def test_each_dropout_falls_at_its_place_with_its_rate(kind, monkeypatch):
 @pytest.mark.parametrize("implementation", ["fused", "eager"])
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "free"])
 def test_the_loss_is_cross_entropy_and_the_regulariser_of_the_weights(kind, implementation):
-    """L_reg from the weights of attention themselves, by its formula: the mean over layers, heads and rows with a label."""
+    """L_reg from the weights of attention themselves, by its formula: the mean over layers, heads and rows with a
+    label."""
     model = decoder_model(attn_implementation="eager", **KINDS[kind] | {"regularization_weight": 0.5}).double()
     ids, labels = token_ids(), token_ids()
     labels[0, 5:] = -100

@@ -1,4 +1,5 @@
-"""Zeros in the feed-forward networks of all models: makers by hand, the L1 term by its definition, defaults that cost nothing."""
+"""Zeros in the feed-forward networks of all models: makers by hand, the L1 term by its definition, defaults that cost
+nothing."""
 
 import pytest
 import torch

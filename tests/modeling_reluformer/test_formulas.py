@@ -81,8 +81,9 @@ def test_equation_6(path, fields, factor, monkeypatch):
 
 
 def test_gated_norm_of_rela():
-    """z = (1, 7): its root mean square is sqrt((1 + 49) / 2) = 5, RMSNorm(z) = (0.2, 1.4). With w = (log 3, -log(3) / 7),
-    w ∘ z = (log 3, -log 3) and sigmoid gives (3/4, 1/4). With g = (10, 20): (0.2 · 10 · 3/4, 1.4 · 20 · 1/4) = (1.5, 7)."""
+    """z = (1, 7): its root mean square is sqrt((1 + 49) / 2) = 5, RMSNorm(z) = (0.2, 1.4). With w = (log 3, -log(3) /
+    7), w ∘ z = (log 3, -log 3) and sigmoid gives (3/4, 1/4). With g = (10, 20): (0.2 · 10 · 3/4, 1.4 · 20 · 1/4) =
+    (1.5, 7)."""
     norm = GatedRMSNorm(2, eps=0.0).double()
     with torch.no_grad():
         norm.weight.copy_(torch.tensor([10.0, 20.0]))
@@ -92,7 +93,8 @@ def test_gated_norm_of_rela():
 
 
 def constant_model(path: str, monkeypatch) -> ReLUFormerForConditionalGeneration:
-    """All scores are 2 and all logits log 2 · (2, 1, 0, 0), whatever the tokens are: weights of zero leave the biases."""
+    """All scores are 2 and all logits log 2 · (2, 1, 0, 0), whatever the tokens are: weights of zero leave the
+    biases."""
     config = tiny_config(
         **NO_DROPOUT,
         vocab_size=4,
@@ -118,7 +120,8 @@ def constant_model(path: str, monkeypatch) -> ReLUFormerForConditionalGeneration
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("path", PATHS)
 def test_equation_7_and_the_loss(path, side, monkeypatch):
-    """gamma 4 and n keys of score 2: s = 2 / (4 sqrt(n/2)), S = n s = sqrt(n/2), H = log n, C = 0.7 log n. In units of log 2:
+    """gamma 4 and n keys of score 2: s = 2 / (4 sqrt(n/2)), S = n s = sqrt(n/2), H = log n, C = 0.7 log n. In units of
+    log 2:
 
         n = 1: |log S| = 1/2, H = 0: 0.5        n = 2: S = 1, 0 + 0.3 = 0.3        n = 8: S = 2, 1 + 0.3 · 3 = 1.9
 
@@ -233,7 +236,8 @@ def figures_of(rows: list, row_weight: np.ndarray, margin: float) -> list[float]
 
 
 def test_the_cases_have_rows_of_every_kind():
-    """Dead and alive, sums above and below one, entropies above and below the margin: else a term could be missing unseen."""
+    """Dead and alive, sums above and below one, entropies above and below the margin: else a term could be missing
+    unseen."""
     model = exact_model(attention_activation="relu")
     rows = []
     for batch in (padded_batch("right"), packed_batch()):

@@ -185,7 +185,8 @@ def test_beams_go_on_with_a_callers_cache_of_copies(monkeypatch):
     ids=str,
 )
 def test_the_limit_of_a_call_takes_the_place_of_that_of_the_model(of_model, of_call, length, caplog):
-    """The Trainer gives max_length for each batch of its evaluation, and the model may have been saved with the other limit."""
+    """The Trainer gives max_length for each batch of its evaluation, and the model may have been saved with the other
+    limit."""
     model = tiny_model()
     model.generation_config.update(**{"eos_token_id": None, "max_length": None, "max_new_tokens": None, **of_model})
     assert model.generate(random_tokens(2, 5), **of_call).shape == (2, length)

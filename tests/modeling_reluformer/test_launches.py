@@ -1,4 +1,5 @@
-"""What a layer costs before a card has computed anything: kernels and Python calls, beside MarianMTModel's, counted on a CPU.
+"""What a layer costs before a card has computed anything: kernels and Python calls, beside MarianMTModel's, counted on
+a CPU.
 
 Small models wait for Python on a GPU. The counts are those of one more layer: four layers less two, over two.
 """

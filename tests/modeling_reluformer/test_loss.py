@@ -82,7 +82,8 @@ def test_a_row_weighs_the_targets_of_its_sentence_over_its_rows(dtype):
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_packed_labels_are_shifted_by_sequence(side):
-    """Labels alone, as one trains: each sequence begins with the start token, not with the last label of the one before."""
+    """Labels alone, as one trains: each sequence begins with the start token, not with the last label of the one
+    before."""
     model = tiny_model().double()
     sources = [random_tokens(1, 4), random_tokens(1, 6, seed=1)]
     labels = [random_tokens(1, 5, seed=2), random_tokens(1, 3, seed=3)]

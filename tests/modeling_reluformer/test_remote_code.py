@@ -1,4 +1,5 @@
-"""What `save_pretrained` writes loads with `trust_remote_code=True` where the package does not exist, or is of a later day."""
+"""What `save_pretrained` writes loads with `trust_remote_code=True` where the package does not exist, or is of a later
+day."""
 
 import ast
 import json
@@ -85,7 +86,8 @@ def test_from_an_offline_hub_cache(tmp_path):
 
 
 def test_the_flat_files_of_the_model_are_what_all_kinds_of_models_carry_together(tmp_path):
-    """What a Hub copy cannot run stands in folders of its own; the door of the package, and what no model uses, stay at home."""
+    """What a Hub copy cannot run stands in folders of its own; the door of the package, and what no model uses, stay at
+    home."""
     carried = set()
     models = [*(kind(tiny_config()) for kind in KINDS), vision_model(), vision_model().model, decoder_model()]
     for model in models:

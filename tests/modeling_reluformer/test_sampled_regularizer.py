@@ -65,7 +65,8 @@ def drawing(monkeypatch, offset: float) -> None:
 @pytest.mark.parametrize("make", [translation, language, vision])
 @pytest.mark.parametrize(("share", "draws"), [(1 / 4, 4), (0.5, 2), (0.3, 10)])
 def test_the_mean_over_all_draws_is_the_whole(make, share, draws, monkeypatch):
-    """What is taken changes with the offset at multiples of 1 / draws alone: one offset between each two stands for all."""
+    """What is taken changes with the offset at multiples of 1 / draws alone: one offset between each two stands for
+    all."""
     whole = losses_and_gradients(*made(make, 1.0))
     model, batch = made(make, share)
     each = []

@@ -59,7 +59,8 @@ def test_each_dropout_falls_at_its_place_with_its_rate(pooling, monkeypatch):
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_the_loss_is_cross_entropy_and_the_regulariser_of_the_weights(pooling):
-    """L_reg from the weights of attention themselves, by its formula: the mean over pictures, layers, heads and rows."""
+    """L_reg from the weights of attention themselves, by its formula: the mean over pictures, layers, heads and
+    rows."""
     model = vision_model(
         attn_implementation="eager", attention_scaling="variance", pooling=pooling, regularization_weight=0.5
     )

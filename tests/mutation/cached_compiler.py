@@ -1,4 +1,5 @@
-"""Stands in for the C++ compiler in run.py: takes an object from $OBJECTS where the same preprocessed source was compiled before.
+"""Stands in for the C++ compiler in run.py: takes an object from $OBJECTS where the same preprocessed source was
+compiled before.
 
 Compiles without optimisation, in a fraction of the time.
 """

@@ -1,7 +1,8 @@
 """Plants the faults of faults.yaml in a copy of this repository, one at a time: do their tests notice? `make mutants`.
 
-Torch and Transformers are imported once, and each fault is tested in a process that is forked from that one. A fault is killed
-where a test fails, crashes, or takes several times as long as without it. Writes a JSON file and benchmarks/MUTANTS.md.
+Torch and Transformers are imported once, and each fault is tested in a process that is forked from that one. A fault is
+killed where a test fails, crashes, or takes several times as long as without it. Writes a JSON file and
+benchmarks/MUTANTS.md.
 
 Status 1: a fault survives, stands no longer in its file, or keeps the tests from running at all.
 """
@@ -134,8 +135,8 @@ def page(result: dict[str, Any]) -> str:
     commit, minutes = (result["git_commit"] or "unknown")[:12], sum(row["seconds"] for row in result["faults"]) / 60
     lines += [
         *([""] if others else []),
-        f"Last run: `{result['command']}` (what `--only` and `--new` leave out keeps its result), {result['date'][:10]}, "
-        f"commit {commit}. "
+        f"Last run: `{result['command']}` (what `--only` and `--new` leave out keeps its result), "
+        f"{result['date'][:10]}, commit {commit}. "
         f"{minutes:.0f} minutes of one core with faults planted, of {machine['cpu']}, torch {versions['torch']}, "
         f"Transformers {versions['transformers']}, Python {machine['python']}.",
     ]

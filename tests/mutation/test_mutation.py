@@ -1,4 +1,5 @@
-"""The command that plants faults; its faults stand in their files, and the committed page is of the committed result."""
+"""The command that plants faults; its faults stand in their files, and the committed page is of the committed
+result."""
 
 import json
 import os

@@ -14,12 +14,15 @@ EXPECTED_SKIPS = {
     r"test is slow": "RUN_SLOW=1 runs it",
     r"Model is not a composite model|This model is not composite|No subconfigs": "one configuration, without parts",
     r"\w+ does not support SDPA": "given for a composite model only; sdpa itself is tested on softmax attention",
-    r"\w+ does not propagate hidden states correctly or uses another name": "encoder_… and decoder_hidden_states, as Marian's",
+    r"\w+ does not propagate hidden states correctly or uses another name": "encoder_… and decoder_hidden_states, as "
+    "Marian's",
     r"No conversion found for": "checkpoints hold the model's own parameter names",
     r"No decoder-only": "encoder and decoder",
-    r"\w+ does not support grouped_mm|This model has no sparse experts|.*`output_router_logits`": "no mixture of experts",
+    r"\w+ does not support grouped_mm|This model has no sparse experts": "no mixture of experts",
+    r".*`output_router_logits`": "no mixture of experts",
     r"Model does not support output_attentions": "compares weights of eager with those of sdpa, which returns none",
-    r"\w+ (class )?has no _keep_in_fp32_modules|No `_keep_in_fp32_modules_strict`": "every module works in half precision",
+    r"\w+ (class )?has no _keep_in_fp32_modules|No `_keep_in_fp32_modules_strict`": "every module works in half "
+    "precision",
     r"Do not take a cache": "pictures are seen whole",
     r".*RoPE": "sinusoidal or learned positions",
     r"This model does not have partial rope": "whole heads are turned, as in Llama",
@@ -35,7 +38,8 @@ EXPECTED_SKIPS = {
     # of GenerationTesterMixin
     r"No MTP keys registered": "no multi-token prediction",
     r"\w+ declares no recurrent layer types": "no recurrent layer",
-    r"\w+ does not support new attention mask API": "runs padding-free batches by position_ids; here they are segment_ids",
+    r"\w+ does not support new attention mask API": "runs padding-free batches by position_ids; here they are "
+    "segment_ids",
     r"This model does not support `logits_to_keep`": "logits of every position, as Marian",
     r"This model doesn't use `position_ids`": "positions come from the mask or the segments",
     r"This model is encoder-decoder": "for decoder-only models; the caches are tested in tests/modeling_reluformer",

@@ -1,9 +1,9 @@
 """The library's own test mixins, taken at test time from the source package of the installed transformers.
 
-The source package holds `tests/test_*.py` but none of the folders under `tests`. What the mixins import from those folders
-is stubbed here, but for generation: `PEER_TRANSFORMERS_TESTS`, the path of a `tests` folder of a transformers checkout of
-about the installed version, supplies that mixin. (The one for export moves with the library too closely for "about".)
-Nothing of it is copied into this repository; the download lies in `.cache/peer`.
+The source package holds `tests/test_*.py` but none of the folders under `tests`. What the mixins import from those
+folders is stubbed here, but for generation: `PEER_TRANSFORMERS_TESTS`, the path of a `tests` folder of a transformers
+checkout of about the installed version, supplies that mixin. (The one for export moves with the library too closely for
+"about".) Nothing of it is copied into this repository; the download lies in `.cache/peer`.
 
 Run as a script it downloads, with pip's own progress bar, and says what it found.
 """
@@ -48,7 +48,8 @@ class LibraryTests(NamedTuple):
 
 
 def library_tests_folder(progress: bool = False) -> Path:
-    """The `tests` folder of the installed version's source package, downloaded on first use, or a `NotDownloadableError`."""
+    """The `tests` folder of the installed version's source package, downloaded on first use, or a
+    `NotDownloadableError`."""
     name = f"transformers-{transformers.__version__}"
     folder = CACHE / name / "tests"
     if not (folder / "__init__.py").exists():
@@ -56,8 +57,8 @@ def library_tests_folder(progress: bool = False) -> Path:
         with tarfile.open(CACHE / f"{name}.tar.gz") as package:
             members = [member for member in package.getmembers() if "/tests/" in member.name]
             package.extractall(CACHE, members=members, filter="data")
-        # the library loads itself from "the __init__.py beside the tests", which is not in the source package; written last,
-        # it also says that unpacking was finished
+        # the library loads itself from "the __init__.py beside the tests", which is not in the source package; written
+        # last, it also says that unpacking was finished
         (folder / "__init__.py").write_text("")
     return folder
 

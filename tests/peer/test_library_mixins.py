@@ -1,7 +1,7 @@
 """The library's own tests of its models, run on each of ours once for each kind of attention: `make test-peer`.
 
-What is skipped is listed, with the reason: here by name, and in conftest.py where the library's test itself skips; a skip
-for any other reason fails.
+What is skipped is listed, with the reason: here by name, and in conftest.py where the library's test itself skips; a
+skip for any other reason fails.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ class ModelTests(LIBRARY.modeling.ModelTesterMixin):
         options = {**self.config_options, **self.few, **self.attention_fields}
         LIBRARY.configuration.ConfigTester(self, config_class=self.tiny.config_class, **options).run_common_tests()
 
-    # The next two pass output_attentions=True to a model as it is by default. The library's models then return nothing, in
-    # silence, unless they are `eager`; ours refuse.
+    # The next two pass output_attentions=True to a model as it is by default. The library's models then return nothing,
+    # in silence, unless they are `eager`; ours refuse.
 
     def test_capture_outputs_decorator(self):
         self.model_tester.attn_implementation = "eager"
@@ -157,8 +157,8 @@ class GenerationTests(ModelTests, LIBRARY.modeling.GenerationTesterMixin):
 class RefusesSdpa:
     """Scaled dot-product attention is softmax: its rows sum to one. Any other attention refuses it.
 
-    The library's comparison of `eager` with `sdpa` runs all the same: it takes the default where `sdpa` is refused, which
-    for point-wise attention is `fused`.
+    The library's comparison of `eager` with `sdpa` runs all the same: it takes the default where `sdpa` is refused,
+    which for point-wise attention is `fused`.
     """
 
     @unittest.skip("sets sdpa and wants it to be accepted; its rows sum to one, so this attention refuses it")
@@ -204,14 +204,16 @@ class DecoderTests(GenerationTests):
     few = {"hidden_size": 16, "num_attention_heads": 2}
 
     @unittest.skip(
-        "gives an additive mask of four dimensions, which no point-wise activation can take, so that all models refuse it"
+        "gives an additive mask of four dimensions, which no point-wise activation can take, so that all models refuse "
+        "it"
     )
     def test_custom_4d_attention_mask(self):
         pass
 
 
 class HasNoRope:
-    """These take any model whose configuration has the field `rope_parameters`; here it is None with learned positions."""
+    """These take any model whose configuration has the field `rope_parameters`; here it is None with learned
+    positions."""
 
     @unittest.skip("RoPE is what other positions of this model are")
     def test_model_rope_scaling_from_config(self):

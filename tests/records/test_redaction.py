@@ -1,4 +1,5 @@
-"""What records and cards leave out of commands and texts, and what they show, though its name holds `token` or `key`."""
+"""What records and cards leave out of commands and texts, and what they show, though its name holds `token` or
+`key`."""
 
 import json
 import re

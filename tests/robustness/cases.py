@@ -1,4 +1,5 @@
-"""Wrong input and what its user sees, as data: `test_bad_input.py` runs every case, and `docs/errors.md` is written from them.
+"""Wrong input and what its user sees, as data: `test_bad_input.py` runs every case, and `docs/errors.md` is written
+from them.
 
 python -m tests.robustness.cases writes docs/errors.md. The files that commands name are those of `malformed_files.py`.
 """
@@ -35,7 +36,8 @@ class Case:
 
     Args:
         given: what is wrong, in words.
-        call: a command line that begins with `reluformer`, or a Python expression over the names of `test_bad_input.py`.
+        call: a command line that begins with `reluformer`, or a Python expression over the names of
+            `test_bad_input.py`.
         outcome: `exit 2`, the name of an exception, or `result`: the text of the expression's value.
         says: the message or result; `…` stands for a part that differs between machines and versions.
     """

@@ -1,4 +1,5 @@
-"""Every case of wrong input: one clear line from a command, a clear exception in Python, and no code of a file executed."""
+"""Every case of wrong input: one clear line from a command, a clear exception in Python, and no code of a file
+executed."""
 
 import contextlib
 import errno

@@ -1,4 +1,5 @@
-"""A recipe that trains in a second or two, its run folder with checkpoints in it, and a call in the middle of its training."""
+"""A recipe that trains in a second or two, its run folder with checkpoints in it, and a call in the middle of its
+training."""
 
 import pytest
 

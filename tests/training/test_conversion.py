@@ -28,10 +28,20 @@ SHAPES = {
         "decoder_vocab_size": 62,
         "tie_word_embeddings": False,
     },
-    "scaled-relu-deep": {"scale_embedding": True, "activation_function": "relu", "encoder_layers": 1, "decoder_layers": 3},
-    "odd-width": {"d_model": 21, "encoder_attention_heads": 3, "decoder_attention_heads": 7, "activation_function": "swish"},
+    "scaled-relu-deep": {
+        "scale_embedding": True,
+        "activation_function": "relu",
+        "encoder_layers": 1,
+        "decoder_layers": 3,
+    },
+    "odd-width": {
+        "d_model": 21,
+        "encoder_attention_heads": 3,
+        "decoder_attention_heads": 7,
+        "activation_function": "swish",
+    },
     "free-ending": {"forced_eos_token_id": None, "bos_token_id": 3, "eos_token_id": [0, 7]},
-}  # fmt: skip
+}
 
 
 def batch(config) -> dict[str, torch.Tensor]:

@@ -1,4 +1,5 @@
-"""`reluformer convert` takes GPT-2 and Llama checkpoints over: exactly, with their tokenizer; and exchanges the attention."""
+"""`reluformer convert` takes GPT-2 and Llama checkpoints over: exactly, with their tokenizer; and exchanges the
+attention."""
 
 import json
 

@@ -1,4 +1,5 @@
-"""One recipe → one run folder: what is in it, that an interrupted run ends as a whole one, that averaging is what it says."""
+"""One recipe → one run folder: what is in it, that an interrupted run ends as a whole one, that averaging is what it
+says."""
 
 import json
 import re

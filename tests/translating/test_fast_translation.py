@@ -231,7 +231,8 @@ def test_weights_are_packed_once_for_each_type_that_calls_ask_for(translator):
     ("fields", "options", "words"),
     [
         ({"attention_qk_norm": True}, {}, "attention_qk_norm=True"),
-        ({"eos_token_id": [2, 3]}, {}, "eos_token_id=[2, 3] and decoder_start_token_id=1, of which each must be one token"),
+        ({"eos_token_id": [2, 3]}, {}, "eos_token_id=[2, 3] and decoder_start_token_id=1, of which each must be one "
+                                       "token"),
         ({}, {"no_repeat_ngram_size": 2}, "no_repeat_ngram_size of GenerationConfig"),
         ({}, {"forced_eos_token_id": 0}, "forced_eos_token_id of GenerationConfig"),
         ({}, {"eos_token_id": 19}, "eos_token_id is not that of the model"),

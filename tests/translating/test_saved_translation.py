@@ -1,4 +1,5 @@
-"""A folder is translated without Transformers as with it, and whatever it would read otherwise is left to Transformers."""
+"""A folder is translated without Transformers as with it, and whatever it would read otherwise is left to
+Transformers."""
 
 import json
 import subprocess

@@ -133,7 +133,8 @@ def test_the_model_is_given_back_as_it_was_and_can_go_on_training(model, tokeniz
 
 def test_sources_that_are_too_long_are_refused_by_name_before_any_is_translated(model, tokenizer, calls):
     long = "hund " * POSITIONS
-    found = rf"7 of 9 sources hold a .* more tokens than the {POSITIONS} positions of the model: number 3 \(\d+ tokens\), 4 "
+    more = rf"more tokens than the {POSITIONS} positions of the model: number 3 \(\d+ tokens\), 4 "
+    found = rf"7 of 9 sources hold a .* {more}"
     for call in (Translator.__call__, Translator.stream):
         with pytest.raises(UserError, match=rf"{found}.*, 7 \(\d+ tokens\) and 2 more, counted from 1; .*split"):
             call(Translator(model, tokenizer), ["", TEXTS[0], *[long] * 7])

@@ -1,7 +1,7 @@
 """The sentence pairs of a recipe's splits: every pair is kept, or counted with the reason and the number of the first.
 
-Files are read once into the cache of `datasets` and mapped into memory from there, so that a corpus may be larger than memory.
-Raw text stays raw here; normalisation is the tokenizer's.
+Files are read once into the cache of `datasets` and mapped into memory from there, so that a corpus may be larger than
+memory. Raw text stays raw here; normalisation is the tokenizer's.
 """
 
 from __future__ import annotations
@@ -122,13 +122,14 @@ def read_parallel_files(
     documents: str | Path | None = None,
     only: Sequence[str] | None = None,
 ) -> tuple[datasets.Dataset, CorpusReport]:
-    """Reads two text files, perhaps compressed, to the columns of `load_split`; line n of one translates line n of the other.
+    """Reads two text files, perhaps compressed, to the columns of `load_split`; line n of one translates line n of the
+    other.
 
     Line n of `documents` names the document of pair n. Documents that are not in `only` are left out; None keeps all.
 
     Raises:
-        UserError: a file that is missing or cannot be read, a table or text in UTF-16; different numbers of lines; no pair left;
-            a document that begins twice, or that `only` names and does not exist.
+        UserError: a file that is missing or cannot be read, a table or text in UTF-16; different numbers of lines; no
+            pair left; a document that begins twice, or that `only` names and does not exist.
     """
     given = {"source": source, "target": target, "document": documents}
     instead = "give a table as data.dataset, or rename the file if it is plain text"
@@ -151,7 +152,8 @@ def _parallel_rows(paths: dict[str, Path], name: str, only: Sequence[str] | None
     if len(set(counts)) > 1:
         found = " and ".join(f"{count:,} in {path}" for count, path in zip(counts, paths.values(), strict=True))
         raise UserError(
-            f"{name}: parallel files must have the same number of lines, found {found}; give the files of one aligned corpus"
+            f"{name}: parallel files must have the same number of lines, found {found}; give the files of one aligned "
+            "corpus"
         )
     if missing:
         raise UserError(f"data.{name}.only: no document {min(missing)!r} in {paths['document']}")
@@ -177,8 +179,8 @@ def _load_set(given: DatasetConfig, split: str) -> datasets.Dataset:
     local = Path(given.path).expanduser()
     if local.is_file():
         raise UserError(
-            f"data.dataset.path: {given.path!r} is a file; give its kind (csv, json or parquet) as path, and the file as "
-            "data.dataset.files"
+            f"data.dataset.path: {given.path!r} is a file; give its kind (csv, json or parquet) as path, and the file "
+            "as data.dataset.files"
         )
     which, options = {"data_files": given.files, "split": split, "revision": given.revision}, given.options
     try:
@@ -237,8 +239,8 @@ def _read(rows: Callable[[], Iterator[Row]], name: str, files: Iterable[Path]) -
     runs = Counter(document for document, _ in groupby(pairs["document"]))
     if scattered := [document for document, count in runs.items() if count > 1]:
         raise UserError(
-            f"{name}: the sentences of document {scattered[0]!r} do not stand together; sort the corpus by document, or give "
-            "each document a name of its own"
+            f"{name}: the sentences of document {scattered[0]!r} do not stand together; sort the corpus by document, "
+            "or give each document a name of its own"
         )
     return pairs, report
 

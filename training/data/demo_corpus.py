@@ -34,9 +34,10 @@ DRAW_BLOCK = 4096
 def demo_pairs(count: int, *, split: str, seed: int) -> datasets.Dataset:
     """`count` lower-case pairs, columns "source" (German) and "target" (English); the same for the same arguments.
 
-    Numbers are log-uniform from 1 to 999,999, so that lengths are mixed. A number, with all its kinds, belongs to one split
-    whatever the seed: 90 % to "train", 5 % each to "validation" and "test"; the basic number words to "train". The cents of an
-    amount are such words and occur in every split. Training pairs may repeat; those of the other two are all different.
+    Numbers are log-uniform from 1 to 999,999, so that lengths are mixed. A number, with all its kinds, belongs to one
+    split whatever the seed: 90 % to "train", 5 % each to "validation" and "test"; the basic number words to "train".
+    The cents of an amount are such words and occur in every split. Training pairs may repeat; those of the other two
+    are all different.
 
     Raises `UserError`: a count below 1, more than 20,000 pairs of a held-out split.
     """

@@ -31,8 +31,8 @@ from reluformer.training.data.encoding import encode_rows, token_lengths
 class PackingReport(CorpusReport):
     """What became of the sentences of one corpus: `read == kept + sum(skipped.values())`.
 
-    `max_tokens` is L. `documents` are the original ones, `packed` counts the packed ones; `kept_too_long` of them are one
-    sentence that alone is longer than L on a side.
+    `max_tokens` is L. `documents` are the original ones, `packed` counts the packed ones; `kept_too_long` of them are
+    one sentence that alone is longer than L on a side.
     """
 
     max_tokens: int = 0
@@ -83,8 +83,8 @@ def greedy_spans(
     """Packed documents as half-open ranges of sentences, in order; `limits` count `</s>`, the counts of tokens do not.
 
     A packed document has the limit that the fewest tokens were given to so far.
-    A sentence that alone is longer is a range of its own. One that is left out is in no range and ends the packed document before
-    it, since what stands on its two sides is not consecutive.
+    A sentence that alone is longer is a range of its own. One that is left out is in no range and ends the packed
+    document before it, since what stands on its two sides is not consecutive.
     """
     given = [0] * len(limits)
     spans: list[tuple[int, int]] = []

@@ -23,10 +23,11 @@ ENCODED_FEATURES = datasets.Features({name: datasets.List(datasets.Value("int32"
 def encode_pairs(
     pairs: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, *, max_length: int, name: str, workers: int = 1
 ) -> tuple[datasets.Dataset, CorpusReport]:
-    """Token ids of raw pairs, columns "input_ids" and "labels"; both end in `</s>`. The processes, `workers`, change no row.
+    """Token ids of raw pairs, columns "input_ids" and "labels"; both end in `</s>`. The processes, `workers`, change no
+    row.
 
-    The tokenizer's Moses step, if it has one, is applied here. A pair is skipped and counted if either side has more than
-    `max_length` tokens, `</s>` included, or none but `</s>`; nothing is truncated.
+    The tokenizer's Moses step, if it has one, is applied here. A pair is skipped and counted if either side has more
+    than `max_length` tokens, `</s>` included, or none but `</s>`; nothing is truncated.
 
     Raises:
         UserError: a tokenizer that does not end a sentence with its `eos_token`; no pair left.

@@ -20,16 +20,16 @@ class TokenBatchSampler:
     """Yields lists of pair indices with rows × max(longest source, longest target) ≤ `tokens_per_batch`.
 
     Pairs are sorted by their longest side and, among equals, by the other side with fresh noise in every epoch; the
-    line is cut greedily and the batches are shuffled. The cuts depend on the longest sides alone, so every epoch has the same
-    number of batches, and holds each pair once.
+    line is cut greedily and the batches are shuffled. The cuts depend on the longest sides alone, so every epoch has
+    the same number of batches, and holds each pair once.
 
-    The plan is a function of lengths, budget, seed, epoch and `batches_per_update`: every process computes the same, and
-    accelerate's `BatchSamplerShard` deals out the batches in turn. There is no `batch_size` attribute on purpose: with
-    one, accelerate expects equal batches and crashes or drops (accelerate#3969).
+    The plan is a function of lengths, budget, seed, epoch and `batches_per_update`: every process computes the same,
+    and accelerate's `BatchSamplerShard` deals out the batches in turn. There is no `batch_size` attribute on purpose:
+    with one, accelerate expects equal batches and crashes or drops (accelerate#3969).
 
-    An epoch is a whole number of updates, so that 1 process × 4 accumulation steps, 2 × 2 and 4 × 1 see the same updates:
-    where the cut leaves some batches over, the largest ones are halved. Only where single pairs are left, the epoch's first
-    batches come once more at its end, at most `batches_per_update` − 1, with a warning.
+    An epoch is a whole number of updates, so that 1 process × 4 accumulation steps, 2 × 2 and 4 × 1 see the same
+    updates: where the cut leaves some batches over, the largest ones are halved. Only where single pairs are left, the
+    epoch's first batches come once more at its end, at most `batches_per_update` − 1, with a warning.
 
     Args:
         source_lengths, target_lengths: tokens of each pair (pairs,).
@@ -65,8 +65,8 @@ class TokenBatchSampler:
         self._repeated = -(len(self._bounds) - 1) % batches_per_update
         if self._repeated:
             logger.warning(
-                f"{len(self._bounds) - 1} batches of one pair each are no whole number of updates of {batches_per_update} "
-                f"batches: the first {self._repeated} of an epoch come once more at its end"
+                f"{len(self._bounds) - 1} batches of one pair each are no whole number of updates of "
+                f"{batches_per_update} batches: the first {self._repeated} of an epoch come once more at its end"
             )
 
     def __len__(self) -> int:

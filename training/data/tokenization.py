@@ -2,8 +2,8 @@
 
 Text → perhaps lower case, NFC, single spaces → words that begin with "▁" (a space or the start), with every punctuation
 mark, symbol and digit on its own → BPE → `</s>` appended. Decoding joins the pieces and turns "▁" into spaces, so
-normalised text comes back exactly. A character that is not in the vocabulary is written as its UTF-8 bytes, so nothing ends
-as `<unk>` or vanishes.
+normalised text comes back exactly. A character that is not in the vocabulary is written as its UTF-8 bytes, so nothing
+ends as `<unk>` or vanishes.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def train_tokenizer(
     size = len(trained["vocab"])
     if not trained["merges"]:
         raise UserError(
-            f"vocab_size: {vocab_size} holds no merge after the {size} special tokens, bytes and characters of the corpus; give "
-            f"more, or a corpus in which two characters meet {MINIMUM_PAIR_FREQUENCY} times"
+            f"vocab_size: {vocab_size} holds no merge after the {size} special tokens, bytes and characters of the "
+            f"corpus; give more, or a corpus in which two characters meet {MINIMUM_PAIR_FREQUENCY} times"
         )
     if size < vocab_size:
         logger.warning(

@@ -1,7 +1,8 @@
-"""Variants of training pairs, as people write: in one case, without a full stop, several sentences at once, with ae for ä.
+"""Variants of training pairs, as people write: in one case, without a full stop, several sentences at once, with ae for
+ä.
 
-A model that has seen none of these translates them badly: it knows "Wo ist der Bahnhof?" and not "wo ist der bahnhof". The source
-is changed, and the target is not, so that the translation of any of them is well written.
+A model that has seen none of these translates them badly: it knows "Wo ist der Bahnhof?" and not "wo ist der bahnhof".
+The source is changed, and the target is not, so that the translation of any of them is well written.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ _SCRIPTS = (
 
 
 def with_variants(pairs: datasets.Dataset, variants: VariantsConfig) -> tuple[datasets.Dataset, CorpusReport]:
-    """The pairs `variants.passes` times, columns "source" and "target", each time with variants drawn anew; and their report."""
+    """The pairs `variants.passes` times, columns "source" and "target", each time with variants drawn anew; and their
+    report."""
     options = {"pairs": pairs, "variants": variants, "version": VARIANTS_VERSION}
     varied = datasets.Dataset.from_generator(_varied_rows, features=_FEATURES, gen_kwargs=options)
     name = f"train, {variants.passes} passes with variants"
@@ -66,7 +68,8 @@ def _joined(
 
 
 def vary(source: str, target: str, variants: VariantsConfig, generator: np.random.Generator) -> dict[str, str]:
-    """One pair as the variants have it; what is drawn for one of them is independent of the others, but for the two cases."""
+    """One pair as the variants have it; what is drawn for one of them is independent of the others, but for the two
+    cases."""
     kind = generator.random()
     if kind < variants.foreign:
         text = foreign_text(generator)

@@ -43,9 +43,9 @@ def best_update(args: Any, state: Any) -> int | None:
 def read_run_state(checkpoint: Path) -> dict[str, Any]:
     """What [`publish_checkpoint`] wrote beside Transformers' files; empty for a checkpoint of another program.
 
-    `settings` that must not change (or null), `data` (a fingerprint of the training set), `seconds` of training until then,
-    `files` (the bytes of each other file by its path in the checkpoint), and `off_schedule`: a signal asked for this checkpoint,
-    so that it serves to resume and is neither averaged nor kept.
+    `settings` that must not change (or null), `data` (a fingerprint of the training set), `seconds` of training until
+    then, `files` (the bytes of each other file by its path in the checkpoint), and `off_schedule`: a signal asked for
+    this checkpoint, so that it serves to resume and is neither averaged nor kept.
     """
     path = checkpoint / RUN_STATE_FILE
     return read_json(path, instead=_INSTEAD) if path.is_file() else {}
@@ -98,7 +98,8 @@ def reading(checkpoint: str | Path) -> Iterator[None]:
 
 
 def publish_checkpoint(partial: Path, checkpoint: Path, run_state: dict[str, Any]) -> None:
-    """Gives a checkpoint its name, once all its files are on the disk; beside them are `run_state` and a list of the files."""
+    """Gives a checkpoint its name, once all its files are on the disk; beside them are `run_state` and a list of the
+    files."""
     files = {path.relative_to(partial).as_posix(): path.stat().st_size for path in partial.rglob("*") if path.is_file()}
     run_state = {**run_state, "files": dict(sorted(files.items()))}
     (partial / RUN_STATE_FILE).write_text(json.dumps(run_state, indent=2, default=str) + "\n", encoding="utf-8")
@@ -121,7 +122,8 @@ def _sync(path: Path) -> None:
 
 
 def remove_off_schedule(last: Path) -> None:
-    """Removes the checkpoints that a signal asked for, now that `last` is there, so that averaging does not find them."""
+    """Removes the checkpoints that a signal asked for, now that `last` is there, so that averaging does not find
+    them."""
     for folder in checkpoint_folders(last.parent):
         if read_run_state(folder).get("off_schedule"):
             shutil.rmtree(set_aside(folder))

@@ -1,4 +1,5 @@
-"""Watches a training for what it does not recover from: a loss that is NaN or explodes, attention whose weights are all zero."""
+"""Watches a training for what it does not recover from: a loss that is NaN or explodes, attention whose weights are all
+zero."""
 
 from __future__ import annotations
 
@@ -16,24 +17,24 @@ logger = logging.getLogger(__name__)
 # Times the cross-entropy of guessing, which is that of all tokens alike: new weights are close to it.
 EXPLODED = 2.0
 _REMEDY = (
-    "lower training.learning_rate, lengthen training.warmup_steps, or, with point-wise attention, raise model.attention_gamma "
-    "or model.regularization_weight (on_divergence: record keeps such a run as a result)"
+    "lower training.learning_rate, lengthen training.warmup_steps, or, with point-wise attention, raise "
+    "model.attention_gamma or model.regularization_weight (on_divergence: record keeps such a run as a result)"
 )
 
 
 class DivergenceWatch(TrainerCallback):
-    """Looks at what the trainer logs: a loss that is not finite, a cross-entropy that exploded, attention modules in which
-    every row of every head is dead (S = 0) since the last log.
+    """Looks at what the trainer logs: a loss that is not finite, a cross-entropy that exploded, attention modules in
+    which every row of every head is dead (S = 0) since the last log.
 
-    With `stop` each raises a `UserError`. With `record` a loss that is not finite ends the training in an orderly way; the other
-    two do not: the residual connection goes around a dead module, and such runs can still translate.
+    With `stop` each raises a `UserError`. With `record` a loss that is not finite ends the training in an orderly way;
+    the other two do not: the residual connection goes around a dead module, and such runs can still translate.
 
     Attributes:
-        divergence: None unless the training was ended; the `step` after which a loss that is not finite was logged, and the
-            `reason` in words.
+        divergence: None unless the training was ended; the `step` after which a loss that is not finite was logged, and
+            the `reason` in words.
         dead_modules: name of a module → the first and the last update at which a log found it dead.
-        exploded: None, or the `first` and `last` update at which a log had a mean cross-entropy of more than `EXPLODED` times
-            that of guessing, the `worst` mean and that of `guessing`.
+        exploded: None, or the `first` and `last` update at which a log had a mean cross-entropy of more than `EXPLODED`
+            times that of guessing, the `worst` mean and that of `guessing`.
     """
 
     def __init__(self, trainer: Any, on_divergence: Literal["stop", "record"]) -> None:
@@ -87,7 +88,8 @@ class DivergenceWatch(TrainerCallback):
         self._dead_and_rows = 0
         # Means over the heads: the last digit may be rounded.
         indices = torch.nonzero((rows > 0) & (dead >= rows * (1 - 1e-6))).flatten().tolist()
-        # In the order of the model's figures: the encoder, then all self-attentions of the decoder, then its cross-attentions.
+        # In the order of the model's figures: the encoder, then all self-attentions of the decoder, then its
+        # cross-attentions.
         model = self._trainer.accelerator.unwrap_model(self._trainer.model).base_model
         names = [
             name for kind in ("self_attn", "encoder_attn") for name, _ in model.named_modules() if name.endswith(kind)

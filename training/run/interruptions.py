@@ -82,7 +82,8 @@ def resumes_at(run_folder: Path) -> str:
 def end_worker(status: int) -> None:
     """Ends a process that a launcher of several has started, with all work done, before Python is taken down.
 
-    Once in many runs, torch's threads abort a process then (pytorch#190489), and the launcher sees a failure where there is none.
+    Once in many runs, torch's threads abort a process then (pytorch#190489), and the launcher sees a failure where
+    there is none.
     """
     threading._shutdown()
     atexit._run_exitfuncs()

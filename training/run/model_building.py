@@ -1,4 +1,5 @@
-"""A recipe's sections `model`, `tokenizer` and `initialize_from` → the tokenizer and the model that training starts with."""
+"""A recipe's sections `model`, `tokenizer` and `initialize_from` → the tokenizer and the model that training starts
+with."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def build_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase | None = Non
     """The model's configuration; without a tokenizer a preliminary one, to find mistakes before the corpus is read.
 
     Raises:
-        UserError: an unknown field or preset, a bad value, or one that the tokenizer or the weights of `initialize_from` decide.
+        UserError: an unknown field or preset, a bad value, or one that the tokenizer or the weights of
+            `initialize_from` decide.
     """
     for name in _FROM_THE_TOKENIZER:
         if name in recipe.model:
@@ -80,8 +82,8 @@ def build_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase | None = Non
 
 
 def require_trainable(recipe: Recipe) -> None:
-    """Makes model, optimizer and schedule of a recipe in small, so that the libraries refuse now what they cannot make, rather
-    than when the corpus is read."""
+    """Makes model, optimizer and schedule of a recipe in small, so that the libraries refuse now what they cannot make,
+    rather than when the corpus is read."""
     training, config = recipe.training, build_config(recipe)
     with keyed("model"), torch.device("meta"):  # no memory but for the table of positions
         model = ReLUFormerForConditionalGeneration(config)
@@ -128,10 +130,11 @@ def build_model(recipe: Recipe, config: ReLUFormerConfig) -> ReLUFormerForCondit
 
 
 def run_tokenizer(recipe: Recipe, pairs: datasets.Dataset, resume_from: Path | None) -> PreTrainedTokenizerBase:
-    """The tokenizer of a run, the same on every process: that of `resume_from`, that which the recipe names, or a new one of the
-    training `pairs`, which is written into the run folder.
+    """The tokenizer of a run, the same on every process: that of `resume_from`, that which the recipe names, or a new
+    one of the training `pairs`, which is written into the run folder.
 
-    It records the languages of the recipe, and whether it is trained on sentences or documents: `Translator` reads that.
+    It records the languages of the recipe, and whether it is trained on sentences or documents: `Translator` reads
+    that.
     """
     data, tokenizer = recipe.data, _tokenizer(recipe, pairs, resume_from)
     tokenizer.init_kwargs |= {

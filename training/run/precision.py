@@ -28,7 +28,8 @@ def cpu_features() -> Set[str]:
 
 
 def has_bfloat16(features: Set[str] | None = None) -> bool:
-    """Whether a processor with these features, by default this machine's, computes bfloat16; for others torch does, slowly."""
+    """Whether a processor with these features, by default this machine's, computes bfloat16; for others torch does,
+    slowly."""
     return not {*_BFLOAT16}.isdisjoint(cpu_features() if features is None else features)
 
 
@@ -41,6 +42,6 @@ def warn_of_slow_bfloat16(training: Any) -> None:
     """Says, once in the main process, that these training arguments ask a CPU for what it computes in software."""
     if training.bf16 and training.device.type == "cpu" and training.process_index == 0 and not has_bfloat16():
         logger.warning(
-            "training.bf16: this processor has neither AVX512-BF16 nor AMX, and torch computes bfloat16 in software, many times "
-            "slower than float32; train in float32 (--training.bf16 false)"
+            "training.bf16: this processor has neither AVX512-BF16 nor AMX, and torch computes bfloat16 in software, "
+            "many times slower than float32; train in float32 (--training.bf16 false)"
         )

@@ -1,4 +1,5 @@
-"""The corpus of a run, from its files to token ids: every split read, the tokenizer trained or found, the pairs encoded."""
+"""The corpus of a run, from its files to token ids: every split read, the tokenizer trained or found, the pairs
+encoded."""
 
 from __future__ import annotations
 
@@ -24,9 +25,9 @@ from reluformer.translating.moses import MosesStep, MosesTraces
 
 @dataclass(frozen=True)
 class PreparedCorpus:
-    """`config` is the model's, which fits the tokenizer. `read` are the splits as they were read, with their reports. `pairs` are
-    the plain text of each split, sentences or packed documents; of validation, those to translate during training. `encoded` are
-    the token ids of the training and validation splits."""
+    """`config` is the model's, which fits the tokenizer. `read` are the splits as they were read, with their reports.
+    `pairs` are the plain text of each split, sentences or packed documents; of validation, those to translate during
+    training. `encoded` are the token ids of the training and validation splits."""
 
     tokenizer: PreTrainedTokenizerBase
     config: ReLUFormerConfig
@@ -36,11 +37,12 @@ class PreparedCorpus:
 
 
 def prepare_corpus(recipe: Recipe, resume_from: Path | None = None) -> PreparedCorpus:
-    """Reads the splits for training, trains the tokenizer or loads it (that of the checkpoint `resume_from`), encodes; writes
-    `corpus_report.json` into the run folder.
+    """Reads the splits for training, trains the tokenizer or loads it (that of the checkpoint `resume_from`), encodes;
+    writes `corpus_report.json` into the run folder.
 
     Raises:
-        UserError: files that cannot be used, a split with no pair left, or sources of an evaluated split that are too long.
+        UserError: files that cannot be used, a split with no pair left, or sources of an evaluated split that are too
+            long.
     """
     data = recipe.data
     learned = ["train"] if recipe.training.eval_strategy == "no" else ["train", "validation"]
@@ -94,6 +96,6 @@ def _tell_of_tokenized_text(recipe: Recipe, pairs: datasets.Dataset) -> None:
     traces = MosesTraces.of_corpus(pairs, "target")
     if traces.are_tokenized and traces.entities:
         say(
-            f"train: Moses seems to have tokenised the target ({traces}), and data.text says plain: BLEU will be too high; set "
-            "data.text: moses"
+            f"train: Moses seems to have tokenised the target ({traces}), and data.text says plain: BLEU will be too "
+            "high; set data.text: moses"
         )

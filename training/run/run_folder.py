@@ -26,7 +26,8 @@ CARD_FILE = "README.md"  # the last file of a run
 WRITTEN_BY_A_RUN = "# Written by `reluformer train`: the recipe of this run with all its keys.\n"
 _TRAIN_ANEW = "give another name, or --overwrite to train anew"
 
-# Keys of a recipe, and beginnings of keys, that teach the model nothing. All others must stay as they were when the run began.
+# Keys of a recipe, and beginnings of keys, that teach the model nothing. All others must stay as they were when the run
+# began.
 _MAY_CHANGE = (
     *("name", "description", "evaluation.", "averaging.", "on_divergence", "data.workers", "data.homepage"),
     "data.text",  # for scores alone
@@ -56,13 +57,14 @@ def only_training_in(folder: Path) -> Iterator[None]:
 
 
 def checkpoint_to_resume(recipe: Recipe, *, overwrite: bool = False) -> Path | None:
-    """The checkpoint to resume at: `training.resume_from_checkpoint`, or the last one in the run folder. None starts anew.
+    """The checkpoint to resume at: `training.resume_from_checkpoint`, or the last one in the run folder. None starts
+    anew.
 
     With `overwrite`, what an earlier run left in the folder is removed.
 
     Raises:
-        UserError: a finished run, a folder that is not a run's, a checkpoint that does not exist, a recipe that differs from
-            the one that the checkpoint was trained with, a checkpoint that lacks a file.
+        UserError: a finished run, a folder that is not a run's, a checkpoint that does not exist, a recipe that differs
+            from the one that the checkpoint was trained with, a checkpoint that lacks a file.
     """
     folder, explicit = recipe.run_folder, recipe.training.resume_from_checkpoint
     marked = folder / RECIPE_FILE
@@ -109,7 +111,8 @@ def write_recipe(recipe: Recipe) -> None:
 
 
 def write_kind_of_text(folder: Path, recipe: Recipe) -> None:
-    """Changes `data.text`, and the headline that goes with it, in the recipe of a run; all else stays as it was written."""
+    """Changes `data.text`, and the headline that goes with it, in the recipe of a run; all else stays as it was
+    written."""
     path = folder / RECIPE_FILE
     says = yaml.safe_load(path.read_text(encoding="utf-8"))
     says["data"]["text"], says["evaluation"]["headline"] = recipe.data.text, recipe.evaluation.headline

@@ -1,4 +1,5 @@
-"""Scoring a model on a split of its corpus; the scores, and every translation behind them, are written into the run folder."""
+"""Scoring a model on a split of its corpus; the scores, and every translation behind them, are written into the run
+folder."""
 
 from __future__ import annotations
 
@@ -71,8 +72,8 @@ def evaluate(
         language, text: see `score_translations`.
 
     Returns:
-        What is written: the record, all scores, the `packing` of documents, the decoding, the `shortened_sources` (numbers, from
-        1, of those that were split), the device, and the `seconds` of translating alone.
+        What is written: the record, all scores, the `packing` of documents, the decoding, the `shortened_sources`
+        (numbers, from 1, of those that were split), the device, and the `seconds` of translating alone.
     """
     packed, pairs = (pairs, pairs.pairs) if isinstance(pairs, PackedDocuments) else (None, pairs)
     sources, references = list(pairs["source"]), list(pairs["target"])
@@ -103,8 +104,8 @@ def evaluate(
 class ValidationTranslation:
     """Translates and scores pairs (columns "source" and "target") in the middle of training, each process its share.
 
-    The scores are those of `SCORES_IN_TRAINING`, without those that say nothing of a model whose tokenizer lower-cases if the
-    recipe's headline is not cased.
+    The scores are those of `SCORES_IN_TRAINING`, without those that say nothing of a model whose tokenizer lower-cases
+    if the recipe's headline is not cased.
     """
 
     recipe: Recipe
@@ -132,7 +133,8 @@ def write_translations(
 ) -> Path:
     """Writes source, hypothesis, reference as tab-separated UTF-8 with a header.
 
-    A text with a tab or line feed is quoted; a carriage return, which `csv` does not quote and ends a row at, becomes a space.
+    A text with a tab or line feed is quoted; a carriage return, which `csv` does not quote and ends a row at, becomes a
+    space.
     """
     texts = [[text.replace("\r", " ") for text in side] for side in (sources, hypotheses, references)]
     with path.open("w", encoding="utf-8", newline="") as stream:
@@ -150,7 +152,8 @@ def read_translations(path: str | Path) -> list[tuple[str, str, str]]:
 
 
 def format_samples(rows: Sequence[tuple[str, str, str]], count: int) -> str:
-    """`count` of the rows (source, hypothesis, reference), evenly spread over the corpus, so neither chosen nor random."""
+    """`count` of the rows (source, hypothesis, reference), evenly spread over the corpus, so neither chosen nor
+    random."""
     count = min(count, len(rows))
     chosen = [rows[place * len(rows) // count] for place in range(count)]
     return "\n\n".join("source       {}\ntranslation  {}\nreference    {}".format(*row) for row in chosen)

@@ -1,4 +1,5 @@
-"""Computing the scores of `reluformer.configuration.scores`. Each value stands beside the signature of how it was computed."""
+"""Computing the scores of `reluformer.configuration.scores`. Each value stands beside the signature of how it was
+computed."""
 
 from __future__ import annotations
 
@@ -32,13 +33,13 @@ def score_translations(
     Args:
         language: ISO 639-1 code of the target language. Given, the Moses-tokenised figure of plain text is added; where
             `sacremoses` is not installed or has no rules for the language, a warning says what is missing.
-        text: "moses" where Moses has tokenised both sides, which needs `language`: `tokenized_bleu` is taken of them as they
-            stand, all other scores of the detokenised text, whose entities are characters again.
+        text: "moses" where Moses has tokenised both sides, which needs `language`: `tokenized_bleu` is taken of them as
+            they stand, all other scores of the detokenised text, whose entities are characters again.
 
     Returns:
-        The scores of `SCORES` that `text` has and that are not of documents, from 0 to 100, each of sacreBLEU's with its
-        `…_signature`; `exact_match`, the percentage of hypotheses that are equal to their reference but for space around them;
-        and `sentences`, their number.
+        The scores of `SCORES` that `text` has and that are not of documents, from 0 to 100, each of sacreBLEU's with
+        its `…_signature`; `exact_match`, the percentage of hypotheses that are equal to their reference but for space
+        around them; and `sentences`, their number.
 
     Raises:
         UserError: no sentences, different numbers of them, or tokenised text without a language.
@@ -118,8 +119,8 @@ def _scores(
 def _warn_of_tokenized_text() -> None:
     """Once, not at each evaluation of a training."""
     logger.warning(
-        "%d or more translations end in a full stop behind a space, as Moses leaves it. If the corpus is tokenised, set "
-        "data.text to moses: scores of tokenised text as if it were plain cannot be compared with others.",
+        "%d or more translations end in a full stop behind a space, as Moses leaves it. If the corpus is tokenised, "
+        "set data.text to moses: scores of tokenised text as if it were plain cannot be compared with others.",
         _TOKENIZED_ENDS,
     )
 

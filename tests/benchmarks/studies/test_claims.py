@@ -1,4 +1,5 @@
-"""A verdict says of a claim what the figures say, and never more: pending, agrees, disagrees, undecided, not measured."""
+"""A verdict says of a claim what the figures say, and never more: pending, agrees, disagrees, undecided, not
+measured."""
 
 import pytest
 import yaml

@@ -51,7 +51,8 @@ def result(row, score, cpu_seconds, **changes):
 
 @pytest.fixture
 def line(monkeypatch):
-    """The line of PAIR, given the accuracies of softmax and ReLU by seed, and what else the result of a row and seed says."""
+    """The line of PAIR, given the accuracies of softmax and ReLU by seed, and what else the result of a row and seed
+    says."""
 
     def compared(kind, first, second):
         each = tuple(one["score"] - other["score"] for one, other in zip(first, second, strict=True))

@@ -165,7 +165,8 @@ def scored(values):
 
 
 def two_rows(rng, seeds, items, *, of_seed, of_item, of_both):
-    """Two rows that are equally good, with what chance adds to a seed, to an item in all seeds, and to an item in one seed."""
+    """Two rows that are equally good, with what chance adds to a seed, to an item in all seeds, and to an item in one
+    seed."""
     sides = []
     for _ in range(2):
         values = of_seed * rng.normal(size=(seeds, 1)) + of_item * rng.normal(size=items)

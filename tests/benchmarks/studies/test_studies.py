@@ -1,4 +1,5 @@
-"""A study trains what is missing, goes on with what was interrupted, leaves alone what is finished, and loses nothing."""
+"""A study trains what is missing, goes on with what was interrupted, leaves alone what is finished, and loses
+nothing."""
 
 import json
 import os

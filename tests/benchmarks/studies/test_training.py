@@ -1,4 +1,5 @@
-"""Rows on pictures and on language models: what they read, how they are scored, and a run from the row to its result."""
+"""Rows on pictures and on language models: what they read, how they are scored, and a run from the row to its
+result."""
 
 import dataclasses
 import gzip

@@ -1,4 +1,5 @@
-"""The compiled attention is built once, is found again, and is done without where it cannot be had; with a source of one line."""
+"""The compiled attention is built once, is found again, and is done without where it cannot be had; with a source of
+one line."""
 
 import logging
 import shutil

@@ -52,8 +52,9 @@ def random_inputs(
 ) -> Inputs:
     """Row scales of ReLUFormer's size, so that outputs stay near 1 at any length.
 
-    Queries and keys are multiples of 1/4: with a scale that is a power of two, scores are exact. The gradient of T holds log u,
-    and the rounding of a score of 1e-6 would change it by as much as the mistakes that these tests look for.
+    Queries and keys are multiples of 1/4: with a scale that is a power of two, scores are exact. The gradient of T
+    holds log u, and the rounding of a score of 1e-6 would change it by as much as the mistakes that these tests look
+    for.
     """
     keys = queries if keys is None else keys
     query = torch.randn(batch, heads, queries, head_dim)
@@ -75,7 +76,8 @@ class Path(NamedTuple):
 
 
 def forced_path(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Only this path computes: plain products, blocks of a few queries, Triton, or the compiled loop with an instruction set."""
+    """Only this path computes: plain products, blocks of a few queries, Triton, or the compiled loop with an
+    instruction set."""
     torch.manual_seed(0)
     if name == "triton":
         monkeypatch.setattr(fused, "compiled_operator", lambda *call: None)
@@ -146,7 +148,8 @@ def visible_pairs(
 
 
 def results(function: Callable[..., Any], leaves: Sequence[Tensor], seed: int = 1) -> tuple[Tensor, ...]:
-    """What a function returns, and the gradients of a sum of it, weighted by the same random numbers whatever its dtype."""
+    """What a function returns, and the gradients of a sum of it, weighted by the same random numbers whatever its
+    dtype."""
     found = function(*leaves)
     found = found if isinstance(found, tuple) else (found,)
     generator = torch.Generator().manual_seed(seed)

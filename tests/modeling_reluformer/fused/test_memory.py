@@ -1,4 +1,5 @@
-"""No tensor of queries by keys: neither among the results of a training step's operators, nor inside the compiled one."""
+"""No tensor of queries by keys: neither among the results of a training step's operators, nor inside the compiled
+one."""
 
 import subprocess
 import sys
@@ -22,7 +23,8 @@ from reluformer.records.records import peak_memory
 
 def peak_after_a_step(length):
     inputs = [torch.randn(1, 2, length, 16, requires_grad=True) for _ in range(3)]
-    sum(part.sum() for part in relu_attention(*inputs, row_scale=torch.ones(1, 1, length), statistics="sum+entropy")).backward()
+    scale = torch.ones(1, 1, length)
+    sum(part.sum() for part in relu_attention(*inputs, row_scale=scale, statistics="sum+entropy")).backward()
     return peak_memory(torch.device("cpu"))
 
 before = peak_after_a_step(256)

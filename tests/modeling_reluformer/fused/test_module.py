@@ -40,7 +40,8 @@ def states(module, queries=7, keys=7, batch=3):
 
 
 def by_hand(module, query, key, value, hidden=None):
-    """Output, weights (batch, heads, queries, keys), S, T and n_i (batch, heads, queries); hidden broadcasts to the weights."""
+    """Output, weights (batch, heads, queries, keys), S, T and n_i (batch, heads, queries); hidden broadcasts to the
+    weights."""
     if query.dim() == 2:
         query, key, value = (tensor.unsqueeze(0) for tensor in (query, key, value))
     elif not module.batch_first:

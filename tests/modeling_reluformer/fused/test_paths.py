@@ -242,7 +242,8 @@ def test_avx2_computes_bfloat16_as_float32_and_rounds_once(queries, keys, width,
 
 @pytest.mark.parametrize("length", [60, 4096])
 def test_float16_holds_sums_that_the_row_scale_makes_small(length):
-    """Each sum over the keys is beyond float16's 65,504 and each output within it: the scale must come before the sum."""
+    """Each sum over the keys is beyond float16's 65,504 and each output within it: the scale must come before the
+    sum."""
     query = torch.full((1, 1, length, 8), 8.0)
     value = torch.full_like(query, 10.0)
     row_scale = torch.full((1, 1, length), 1 / (8 * (length / 2) ** 0.5))
@@ -271,8 +272,8 @@ def test_compiled_activations_and_derivatives_over_the_whole_range(name, activat
     (wanted_slope,) = torch.autograd.grad(wanted.sum(), exact)
     for kind, ours, other in (("h", output, wanted), ("h'", slope, wanted_slope)):
         error = (ours.detach().flatten().double() - other.detach()).abs()
-        # float32 holds 2^-24 of a number, exponents up to 87 included, and nothing below its smallest normal number; the
-        # derivative of the sigmoid is u (1 - u), of which 1 - u holds 2^-24.
+        # float32 holds 2^-24 of a number, exponents up to 87 included, and nothing below its smallest normal number;
+        # the derivative of the sigmoid is u (1 - u), of which 1 - u holds 2^-24.
         least = 2**-23 if (activation, kind) == ("sigmoid", "h'") else 1e-37
         assert (error <= 2**-17 * other.detach().abs() + least).all(), (kind, float(error.max()))
 
@@ -344,8 +345,8 @@ def test_dropout_keeps_the_statistics_and_scales_what_it_keeps(path, queries, pa
 def test_threads_change_rounding_at_most_and_stay_as_they_were(path, heads):
     """With fewer heads than threads, sums over the queries are cut into ranges.
 
-    2 heads are cut into 2 ranges each for 3 threads, and into 3 each for 5, of which two begin in the middle of a head; so many
-    keys that threads share the adding up, too.
+    2 heads are cut into 2 ranges each for 3 threads, and into 3 each for 5, of which two begin in the middle of a head;
+    so many keys that threads share the adding up, too.
     """
     inputs = random_inputs(batch=1, heads=heads, queries=330, keys=700, head_dim=64, dtype=path.dtype)
     counts = (1, 2, 3, 5, 5)

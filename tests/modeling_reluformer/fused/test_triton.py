@@ -1,4 +1,5 @@
-"""The CUDA backend of fused attention where there is no GPU: numerics in Triton's interpreter, and whether it compiles."""
+"""The CUDA backend of fused attention where there is no GPU: numerics in Triton's interpreter, and whether it
+compiles."""
 
 import os
 import re
@@ -62,7 +63,8 @@ def test_what_is_not_supported_is_refused(changed, error, message):
 
 
 class CompileOnly:
-    """Stands in for Triton's CUDA driver: names a GPU, so that a launch up to the start itself can be tried without one."""
+    """Stands in for Triton's CUDA driver: names a GPU, so that a launch up to the start itself can be tried without
+    one."""
 
     def __init__(self, capability: int):
         from triton.backends.compiler import GPUTarget

@@ -36,7 +36,8 @@ def plain(hidden_states, weight, labels, bias, label_smoothing):
 
 
 def with_gradients(function, given, label_smoothing=0.1, dtype=None) -> list[torch.Tensor]:
-    """The loss, and three times its gradients to hidden states, matrix and bias, in another dtype where one is given."""
+    """The loss, and three times its gradients to hidden states, matrix and bias, in another dtype where one is
+    given."""
     if dtype is not None:
         numbers = {name: tensor for name, tensor in given.items() if name != "labels"}
         given = given | {name: tensor.detach().to(dtype).requires_grad_() for name, tensor in numbers.items()}

@@ -1,6 +1,7 @@
 """Tiny models of other families, and an independent computation of ReLU attention to compare them with.
 
-The oracle is the family's own `eager` path, its masks included, with the softmax function replaced by `oracle_attention`.
+The oracle is the family's own `eager` path, its masks included, with the softmax function replaced by
+`oracle_attention`.
 """
 
 from __future__ import annotations
@@ -111,7 +112,8 @@ def oracle_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """ReLU(q·k/sqrt(d)) / (gamma sqrt(n/2)) as the formula stands, hidden keys zeroed; other settings by the same letter."""
+    """ReLU(q·k/sqrt(d)) / (gamma sqrt(n/2)) as the formula stands, hidden keys zeroed; other settings by the same
+    letter."""
     settings = {"activation": "relu", "scaling": "variance", "gamma": 8.0, "alpha": 1.0, **module.config.reluformer}
     shared = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)

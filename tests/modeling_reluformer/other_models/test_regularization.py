@@ -24,7 +24,8 @@ def regularised(family: str, **settings):
 
 
 def eq7(weights: Tensor, visible: Tensor, rows: Tensor) -> Tensor:
-    """As the formula stands, row by row. weights: (batch, heads, queries, keys), visible: the same, rows: (batch, queries)."""
+    """As the formula stands, row by row. weights: (batch, heads, queries, keys), visible: the same, rows: (batch,
+    queries)."""
     penalties = []
     for b, i in rows.nonzero().tolist():
         for head in range(weights.shape[1]):

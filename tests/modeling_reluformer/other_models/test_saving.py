@@ -34,7 +34,8 @@ def clip() -> transformers.CLIPModel:
 
 
 def made(family: str, folder: Path) -> transformers.PreTrainedModel:
-    """A model with softmax, and no settings of ours in its config. From the disk: not all that `build` changes is saved."""
+    """A model with softmax, and no settings of ours in its config. From the disk: not all that `build` changes is
+    saved."""
     torch.manual_seed(0)
     model = clip() if family == "clip" else build(family, "sdpa", reluformer=None)
     model.save_pretrained(folder / "softmax")

@@ -1,4 +1,5 @@
-"""`use_relu_attention`: its settings, what one call of attention refuses, compact masks, and which models are refused."""
+"""`use_relu_attention`: its settings, what one call of attention refuses, compact masks, and which models are
+refused."""
 
 import copy
 import logging
@@ -145,7 +146,8 @@ def test_other_objects_are_refused():
 
 
 def test_nothing_else_is_registered_or_computed(monkeypatch):
-    """Every other entry of the library's registries is the library's, and a model that asks for nothing calls none of ours."""
+    """Every other entry of the library's registries is the library's, and a model that asks for nothing calls none of
+    ours."""
     for registry in (transformers.AttentionInterface, transformers.AttentionMaskInterface):
         registered = dict(registry._global_mapping)
         assert registered.pop("reluformer").__module__.startswith("reluformer.")
@@ -221,7 +223,8 @@ AT_ONCE: dict[str, tuple[transformers.PreTrainedConfig, str]] = {
         r"has 1 layers that .* PegasusXGlobalLocalAttention \((encoder\.)?layers\.0\.self_attn\)",
     ),
 }
-# Refused by `use_relu_attention`, which tries a forward pass; where they are loaded with ReLU attention, by the first one.
+# Refused by `use_relu_attention`, which tries a forward pass; where they are loaded with ReLU attention, by the first
+# one.
 IN_A_CALL: dict[str, tuple[transformers.PreTrainedConfig, str]] = {
     "t5": (transformers.T5Config(**T5_SHAPE, pad_token_id=0), "T5Attention gives its attention 'position_bias', which"),
     "gemma2": (transformers.Gemma2Config(**GROUPED), "Gemma2Attention gives its attention 'softcap'"),

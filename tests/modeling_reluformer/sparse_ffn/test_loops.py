@@ -192,7 +192,8 @@ def test_numbers_that_are_not_finite_come_back_as_the_dense_network_gives_them(l
 
 
 def test_a_zero_times_a_number_that_is_not_finite_is_not_skipped(loops):
-    """An infinite input makes each neuron 0 in its row, and its factor infinite; no other row makes the neurons active."""
+    """An infinite input makes each neuron 0 in its row, and its factor infinite; no other row makes the neurons
+    active."""
     for dtype in DTYPES:
         first, up, second = network(30, 70, 20, dtype, dtype)
         first.weight[:, 7].abs_().neg_()

@@ -1,4 +1,5 @@
-"""`use_sparse_ffn`: what decodes is what the dense model decodes, nothing is saved, and what cannot be exact is refused."""
+"""`use_sparse_ffn`: what decodes is what the dense model decodes, nothing is saved, and what cannot be exact is
+refused."""
 
 import copy
 import pickle

@@ -76,8 +76,9 @@ def test_the_attention_map_is_of_a_readable_pair_where_there_is_one(tmp_path, mo
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "told"), [("it &apos;s {} .", "plain", 1), ("it &apos;s {} .", "moses", 0), ("it &apos;s {}.", "plain", 0)]
-)  # fmt: skip
+    ("text", "kind", "told"),
+    [("it &apos;s {} .", "plain", 1), ("it &apos;s {} .", "moses", 0), ("it &apos;s {}.", "plain", 0)],
+)
 def test_a_training_on_text_of_moses_that_is_called_plain_says_so(arguments, tmp_path, capsys, text, kind, told):
     target = tmp_path / "train.target"
     lines = target.read_text(encoding="utf-8").splitlines()

@@ -98,7 +98,8 @@ def test_nothing_left_is_an_error(tmp_path):
     [
         ("a.de", gzip.compress(b"eins\n", mtime=0), "a.de: holds NUL bytes"),
         ("a.csv.de", b"", "empty corpus"),
-        ("a.TSV.gz", b"", "is a table by its name (.tsv); expected text, one sentence a line: give a table as data.dataset"),
+        ("a.TSV.gz", b"", "is a table by its name (.tsv); expected text, one sentence a line: give a table as "
+                          "data.dataset"),
     ],
 )  # fmt: skip
 def test_what_is_no_text_is_refused_in_one_line(tmp_path, name, content, says):

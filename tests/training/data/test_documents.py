@@ -116,7 +116,8 @@ def test_limits_that_are_mixed_get_as_many_tokens_each():
 
 @pytest.mark.parametrize("first", [(1, 9), (9, 1)])
 def test_the_longer_side_counts_for_the_share_of_a_limit(first):
-    """One sentence of 9 tokens alone, then 19 of one token: 11 more stand alone before these have got as many tokens."""
+    """One sentence of 9 tokens alone, then 19 of one token: 11 more stand alone before these have got as many
+    tokens."""
     sides = ([tokens] + [1] * 40 for tokens in first)
     spans = greedy_spans(*sides, ["a"] * 41, [False] * 41, limits=[1, 20])
     assert spans == [(0, 1), (1, 20), *((start, start + 1) for start in range(20, 31)), (31, 41)]

@@ -2,9 +2,10 @@
 
     python -m tests.training.run.kill_harness --kills 100 --seed 0
 
-At least every third kill hits while a checkpoint is being written: one counts as such if it has left behind a checkpoint that was
-begun since the process started. After about ten kills a run is left to end; its weights, its last checkpoint and its losses
-must be those of a run that was never killed. The report is one JSON object on stdout, and in the file of --output.
+At least every third kill hits while a checkpoint is being written: one counts as such if it has left behind a
+checkpoint that was begun since the process started. After about ten kills a run is left to end; its weights, its last
+checkpoint and its losses must be those of a run that was never killed. The report is one JSON object on stdout, and in
+the file of --output.
 """
 
 from __future__ import annotations
@@ -149,7 +150,8 @@ class Harness:
 
 
 def start(arguments: list[str], log: Path) -> Process:
-    """Runs the command line in a new process, forked from one that has imported the libraries; `log` takes what it prints."""
+    """Runs the command line in a new process, forked from one that has imported the libraries; `log` takes what it
+    prints."""
     # for the server, which the first process starts
     os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     context = multiprocessing.get_context("forkserver")
@@ -206,8 +208,8 @@ def main() -> None:
         write_json(options.output, report)
     json.dump(report, sys.stdout, indent=2)
     print(
-        f"\n{report['kills']} kills, {report['while_a_checkpoint_was_being_written']} of them while a checkpoint was being "
-        f"written; {report['runs_ended_and_compared']} runs ended bitwise like the one that was never killed"
+        f"\n{report['kills']} kills, {report['while_a_checkpoint_was_being_written']} of them while a checkpoint was "
+        f"being written; {report['runs_ended_and_compared']} runs ended bitwise like the one that was never killed"
     )
 
 

@@ -188,7 +188,8 @@ def test_nobody_trains_in_the_folder_until_its_card_is_written(recipe_file, monk
 
 
 def test_overwriting_that_is_interrupted_can_be_repeated(folder_of, monkeypatch):
-    """After each removal in turn: the folder is known as a run's until it is empty, and no half checkpoint is found in it."""
+    """After each removal in turn: the folder is known as a run's until it is empty, and no half checkpoint is found in
+    it."""
     recipe, folder = folder_of(2, 4, finished=True)
     removed = []
 
