@@ -206,7 +206,7 @@ def test_training_and_evaluation_of_documents(recipe_file, tmp_path, capsys):
     reports = json.loads((folder / "corpus_report.json").read_text(encoding="utf-8"))
     packings = {report["name"]: report for report in reports if "packed" in report}
     assert [(report["max_tokens"], report["documents"]) for report in packings.values()] == [(32, 6), (32, 2), (32, 2)]
-    assert Translator.from_pretrained(folder, device="cpu").split == "none"
+    assert Translator.from_pretrained(folder, device="cpu").options.split == "none"
     assert "- `Translator` gives the model a text as a whole" in (folder / "README.md").read_text(encoding="utf-8")
     assert next(report for report in reports if report["name"] == "train tokens")["skipped"] == {}
     result = json.loads((folder / "evaluation.test.json").read_text(encoding="utf-8"))
