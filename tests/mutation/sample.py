@@ -124,7 +124,8 @@ class Functions:
         self.codes[id(frame.f_code)] = frame.f_code
 
     def _names(self) -> set[str]:
-        codes = [code for code in self.codes.values() if code.co_filename.startswith(str(self.copy))]
+        entered = list(self.codes.values())  # before others are: a trace sees this function, too
+        codes = [code for code in entered if code.co_filename.startswith(str(self.copy))]
         return {f"{Path(code.co_filename).name}:{code.co_qualname}" for code in codes}
 
     @pytest.hookimpl(wrapper=True)
