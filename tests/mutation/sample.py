@@ -259,11 +259,11 @@ class Trial:
         self.root, self.copy, self.recorded = root, copy, Recorded(root, copy)
         path = root / FAULTS
         self.groups = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else []
-        self.limits: dict[str, float] = {}
+        self.limits: dict[tuple[str, str], float] = {}
         self.clean: dict[str, bool] = {}
 
     def compiles(self, name: str, source: str) -> bool:
-        """Whether the language takes the changed file, which stands in the copy."""
+        """Whether the changed file, which stands in the copy, is compiled, and for this processor."""
         match LANGUAGES[Path(name).suffix]:
             case "Python":
                 try:
@@ -286,19 +286,24 @@ class Trial:
                 return int(ended.code or 0)
             return 0
 
-        return in_fork(self.copy, build, BUILDING_SECONDS * PATIENCE) == "passed"
+        objects = Path(os.environ["OBJECTS"])  # of cached_compiler.py
+        before = len(list(objects.glob("*")))
+        built = in_fork(self.copy, build, BUILDING_SECONDS * PATIENCE) == "passed"
+        # Code for another processor changes no object: no test sees it here.
+        return built and len(list(objects.glob("*"))) > before
 
-    def _named(self, name: str) -> list[str]:
-        """What faults.yaml names for a file of C++ or JavaScript, for those of its folder, else of the folder around it."""
+    def _named(self, name: str) -> list[tuple[str, str]]:
+        """Tests, and which of them, of a file of C++ or JavaScript: what faults.yaml names for it, for its folder, else for the
+        folder around it. The slow ones of its root folder, which open a browser, stand for a script that has none of its own."""
+        language = LANGUAGES[Path(name).suffix]
+        groups = [group for group in self.groups if LANGUAGES.get(Path(group["file"]).suffix) == language]
+        own = [group for group in groups if group["file"] == name]
+        if not own and language == "JavaScript":
+            files = sorted((self.root / "tests" / Path(name).parts[0]).glob("test_*.py"))
+            return [(" ".join(str(file.relative_to(self.root / "tests")) for file in files), "slow")]
         for folder in Path(name).parents:
-            near = [
-                group
-                for group in self.groups
-                if folder in Path(group["file"]).parents
-                and LANGUAGES.get(Path(group["file"]).suffix) == LANGUAGES[Path(name).suffix]
-            ]
-            if near:
-                return list(dict.fromkeys(g["tests"] for g in sorted(near, key=lambda group: group["file"] != name)))
+            if near := [group for group in groups if folder in Path(group["file"]).parents]:
+                return [(tests, "not slow") for tests in dict.fromkeys(group["tests"] for group in [*own, *near])]
         return []
 
     def try_change(self, name: str, change: Change) -> dict[str, Any] | None:
@@ -317,19 +322,19 @@ class Trial:
     def prepare(self, name: str) -> None:
         """What has to be known of the tests before the change is written."""
         if not name.endswith(".py"):
-            for tests in self._named(name):
-                if tests not in self.limits:
+            for tests, which in self._named(name):
+                if (tests, which) not in self.limits:
                     started = time.monotonic()
-                    if (found := run_tests(self.copy, tests, RECORDING_SECONDS)) != "passed":
+                    if (found := run_tests(self.copy, tests, RECORDING_SECONDS, (), which)) != "passed":
                         raise SystemExit(f"{tests}: fail without a change: {found}")
-                    self.limits[tests] = (time.monotonic() - started) * PATIENCE + SPARE_SECONDS
+                    self.limits[tests, which] = (time.monotonic() - started) * PATIENCE + BUILDING_SECONDS
 
     def run(self, name: str, source: str, changed: str, line: int) -> dict[str, Any]:
         """What was `found`, and how many covering tests were `left_out`."""
         if not name.endswith(".py"):
-            for tests in self._named(name):
+            for tests, which in self._named(name):
                 write_anew(self.copy / name, changed)
-                found = run_tests(self.copy, tests, self.limits[tests])
+                found = run_tests(self.copy, tests, self.limits[tests, which], (), which)
                 write_anew(self.copy / name, source)
                 if found != "passed":
                     return {"found": _killed(found), "left_out": 0}
