@@ -48,6 +48,7 @@ from .run import (
 LANGUAGES = {".py": "Python", ".cpp": "C++", ".h": "C++", ".js": "JavaScript"}
 RECORDS = "build/functions-of-tests.json"
 RECORDING_SECONDS = 1800
+NO_TESTS_OF_CODE = ("mutation", "peer")  # folders: this one, and what `make test` leaves out
 UNKNOWN_SECONDS = 120  # of tests that are not recorded
 # Others than that of the same name run for so many seconds in all; the result says how many were left out.
 SECONDS_OF_OTHERS = 120
@@ -221,14 +222,18 @@ def function_at(source: str, line: int) -> str | None:
 
 
 def test_files(root: Path, name: str) -> list[str]:
-    """The files of tests for a file of Python: those of its name, others of its folder, others of its root folder."""
+    """The files of tests for a file of Python: those of its name, others of its folder, others of its root folder, and those of
+    folders that mirror none, as of robustness."""
     path = Path(name)
     top = root / "tests" if path.parts[0] == "reluformer" else root / "tests" / path.parts[0]
-    found = top.glob("test_*.py") if path.parts[0] == "reluformer" else top.glob("**/test_*.py")
+    found = [*top.glob("test_*.py" if path.parts[0] == "reluformer" else "**/test_*.py")]
+    others = (folder for folder in (root / "tests").iterdir() if not (root / folder.name).exists())
+    found += (file for folder in others if folder.name not in NO_TESTS_OF_CODE for file in folder.glob("test_*.py"))
 
-    def distance(file: Path) -> tuple[bool, bool, str]:
+    def distance(file: Path) -> tuple[bool, bool, bool, str]:
         of, stem = file.stem.removeprefix("test_"), path.stem.strip("_")
-        return not (of.startswith(stem) or stem.startswith(of)), file.parent != root / "tests" / path.parent, str(file)
+        same_name = of.startswith(stem) or stem.startswith(of)
+        return not same_name, file.parent != root / "tests" / path.parent, top not in file.parents, str(file)
 
     return [str(file.relative_to(root)) for file in sorted(found, key=distance)]
 
@@ -344,19 +349,19 @@ class Trial:
             found, _, left_out = self._by_functions(name, source, changed, line, "slow")
         return {"found": found, "left_out": left_out}
 
-    def _whole(self, file: str, name: str, source: str, changed: str) -> str:
-        """What a file of tests that is not recorded finds; "passed" also where the test fails without the change."""
+    def _whole(self, file: str, name: str, source: str, changed: str) -> str | None:
+        """What a file of tests that is not recorded finds; None where only a recording tells whether the change is the cause."""
         write_anew(self.copy / name, changed)
         found = run_tests(
             self.copy, shlex.quote(file.removeprefix("tests/")), RECORDING_SECONDS, cpu_seconds=UNKNOWN_SECONDS
         )
         write_anew(self.copy / name, source)
-        if "::" not in found:  # hangs or cannot be collected: the recorded tests tell
-            return "passed"
+        if "::" not in found:  # hangs or cannot be collected, perhaps also without the change
+            return found if found == "passed" else None
         test = shlex.quote(found.split("[")[0])
         if test not in self.clean:
             self.clean[test] = run_tests(self.copy, test, RECORDING_SECONDS) == "passed"
-        return found if self.clean[test] else "passed"
+        return found if self.clean[test] else None
 
     def _by_functions(self, name: str, source: str, changed: str, line: int, which: str) -> tuple[str, int, int]:
         function, ran, left_out, used = function_at(source, line), 0, 0, 0.0
@@ -365,9 +370,11 @@ class Trial:
                 continue
             if index == 0 and which == "not slow" and not self.recorded.has(file, which):
                 # the file of its name, which most often notices: then nothing needs to be recorded
-                found = self._whole(file, name, source, changed)
-                if found != "passed":
-                    return found, 1, 0
+                if found := self._whole(file, name, source, changed):
+                    if found != "passed":
+                        return found, 1, 0
+                    ran += 1
+                    continue
             record = self.recorded.of(file, which)
             tests = covering(record, name, function)
             seconds = sum(record["tests"][test]["seconds"] for test in tests)
