@@ -83,7 +83,9 @@ def change_key(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def outcome(row: dict[str, Any], reasons: dict[tuple[str, ...], str], found: str = "found") -> str:
-    """ "killed", "equivalent", "survived", or "not run" where no test was there to run."""
+    """ "killed", "equivalent", "survived", or "not run" where the tests fail without a change, too."""
+    if row[found].startswith("not run: fails"):
+        return "not run"
     if not row[found].startswith(MISSED):
         return "killed"
     if change_key(row) in reasons:
@@ -112,10 +114,15 @@ def _sample(root: Path, path: Path) -> str:
             f"At first {_rate(at_first)}. Since then the tests were mended by what survived: only the first rate is honest.",
             "",
         ]
-    for name in ("survived", "equivalent"):
+    for name in ("survived", "not run", "equivalent"):
         for row in (row for row in rows if outcome(row, reasons) == name):
             reason = f": {reasons[change_key(row)]}" if name == "equivalent" else ""
             lines.append(f"- {name}: `{row['file']}`: `{row['before']}` → `{row['after']}` ({row['operator']}){reason}")
+    if together["not run"]:
+        lines += [
+            "",
+            f"{together['not run']} not run are in no rate: on that machine their tests failed without a change, too.",
+        ]
     late = sum(row["found"] == "took too long" for row in rows)
     minutes = sum(row["seconds"] for row in rows) / 60
     lines += [
