@@ -89,53 +89,74 @@ def _visited(node: ast.AST) -> Iterator[ast.AST]:
 
 def _changed(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
     """The operators that apply to a node, each with the node that takes its place."""
+    for changed in (_of_operators, _of_values, _of_calls, _of_conditions, _of_slices, _of_statements):
+        yield from changed(node)
 
-    def with_(**fields) -> ast.AST:
-        changed = copy.copy(node)
-        for name, value in fields.items():
-            setattr(changed, name, value)
-        return changed
 
+def _with(node: ast.AST, **fields: object) -> ast.AST:
+    changed = copy.copy(node)
+    for name, value in fields.items():
+        setattr(changed, name, value)
+    return changed
+
+
+def _of_operators(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
     match node:
         case ast.Compare(ops=operators):
             for index, operator in enumerate(operators):
                 other = _COMPARED[type(operator)]()
-                yield "comparison", with_(ops=[*operators[:index], other, *operators[index + 1 :]])
+                yield "comparison", _with(node, ops=[*operators[:index], other, *operators[index + 1 :]])
         case ast.BinOp(op=operator) if type(operator) in _COMPUTED:
-            yield "arithmetic", with_(op=_COMPUTED[type(operator)]())
+            yield "arithmetic", _with(node, op=_COMPUTED[type(operator)]())
         case ast.UnaryOp(op=ast.USub(), operand=operand) if not isinstance(operand, ast.Constant):
             yield "arithmetic", operand
+
+
+def _of_values(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
+    match node:
         case ast.Constant(value=bool(value)):
-            yield "boolean", with_(value=not value)
+            yield "boolean", _with(node, value=not value)
         case ast.Constant(value=int(value) | float(value)):
-            yield "constant", with_(value=value + 1)
-            yield "constant", with_(value=value - 1)
+            yield "constant", _with(node, value=value + 1)
+            yield "constant", _with(node, value=value - 1)
+
+
+def _of_calls(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
+    match node:
+        case ast.Call(args=arguments, keywords=keywords):
+            for index in range(len(keywords)):
+                yield "argument left out", _with(node, keywords=[*keywords[:index], *keywords[index + 1 :]])
+            if arguments:
+                yield "argument left out", _with(node, args=arguments[:-1])
+            if len(arguments) > 1:
+                yield "argument swapped", _with(node, args=[arguments[1], arguments[0], *arguments[2:]])
+
+
+def _of_conditions(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
+    match node:
         case ast.BoolOp(op=operator, values=values):
-            yield "boolean", with_(op=ast.Or() if isinstance(operator, ast.And) else ast.And())
-            for index in range(len(values) if len(values) > 1 else 0):
+            yield "boolean", _with(node, op=ast.Or() if isinstance(operator, ast.And) else ast.And())
+            for index in range(len(values)):
                 others = [*values[:index], *values[index + 1 :]]
-                yield "boolean", with_(values=others) if len(others) > 1 else others[0]
+                yield "boolean", _with(node, values=others) if len(others) > 1 else others[0]
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             yield "boolean", operand
         case ast.IfExp(test=test):
-            yield "branch", with_(test=ast.UnaryOp(ast.Not(), test))
+            yield "branch", _with(node, test=ast.UnaryOp(ast.Not(), test))
         case ast.If(test=test) | ast.While(test=test):
             yield "branch", ast.UnaryOp(ast.Not(), test)
-        case ast.Call(args=arguments, keywords=keywords):
-            for index in range(len(keywords)):
-                yield "argument left out", with_(keywords=[*keywords[:index], *keywords[index + 1 :]])
-            if arguments:
-                yield "argument left out", with_(args=arguments[:-1])
-            if len(arguments) > 1:
-                yield "argument swapped", with_(args=[arguments[1], arguments[0], *arguments[2:]])
-        case ast.Subscript(slice=ast.Slice(lower=lower, upper=upper, step=step)):
-            for fields in ({"lower": lower}, {"upper": upper}, {"step": step}):
-                if [*fields.values()] != [None]:
-                    kept = {"lower": lower, "upper": upper, "step": step} | dict.fromkeys(fields)
-                    yield "slice", with_(slice=ast.Slice(**kept))
-        case ast.Expr(value=ast.Call() | ast.Await()) | ast.AugAssign() | ast.Raise() | ast.Delete() | ast.Continue():
-            yield "statement dropped", ast.Pass()
-        case ast.Break():
+
+
+def _of_slices(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
+        for bound in ("lower", "upper", "step"):
+            if getattr(node.slice, bound) is not None:
+                yield "slice", _with(node, slice=_with(node.slice, **{bound: None}))
+
+
+def _of_statements(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
+    match node:
+        case ast.Expr(value=ast.Call()) | ast.AugAssign() | ast.Raise() | ast.Delete() | ast.Continue() | ast.Break():
             yield "statement dropped", ast.Pass()
         case ast.Assign(targets=[ast.Attribute() | ast.Subscript(), *_]):
             yield "statement dropped", ast.Pass()

@@ -117,6 +117,8 @@ def _sample(root: Path, path: Path) -> str:
     for name in ("survived", "not run", "equivalent"):
         for row in (row for row in rows if outcome(row, reasons) == name):
             reason = f": {reasons[change_key(row)]}" if name == "equivalent" else ""
+            if row["left_out"]:
+                reason += f"; {row['left_out']} files of tests that might see it were left out, to save time"
             lines.append(f"- {name}: `{row['file']}`: `{row['before']}` → `{row['after']}` ({row['operator']}){reason}")
     if together["not run"]:
         lines += [

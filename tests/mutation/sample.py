@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import resource
 import runpy
 import shlex
@@ -50,8 +51,6 @@ RECORDS = "build/functions-of-tests.json"
 RECORDING_SECONDS = 1800
 NO_TESTS_OF_CODE = ("mutation", "peer")  # folders: this one, and what `make test` leaves out
 UNKNOWN_SECONDS = 120  # of tests that are not recorded
-# Others than that of the same name run for so many seconds in all; the result says how many were left out.
-SECONDS_OF_OTHERS = 120
 
 
 def rooms(root: Path) -> dict[str, list[str]]:
@@ -222,18 +221,23 @@ def function_at(source: str, line: int) -> str | None:
 
 
 def test_files(root: Path, name: str) -> list[str]:
-    """The files of tests for a file of Python: those of its name, others of its folder, others of its root folder, and those of
-    folders that mirror none, as of robustness."""
+    """The files of tests for a file of Python: those of its name, those that name it, others of its folder, of its root folder,
+    and of folders that mirror none, as of robustness."""
     path = Path(name)
     top = root / "tests" if path.parts[0] == "reluformer" else root / "tests" / path.parts[0]
     found = [*top.glob("test_*.py" if path.parts[0] == "reluformer" else "**/test_*.py")]
     others = (folder for folder in (root / "tests").iterdir() if not (root / folder.name).exists())
     found += (file for folder in others if folder.name not in NO_TESTS_OF_CODE for file in folder.glob("test_*.py"))
 
-    def distance(file: Path) -> tuple[bool, bool, bool, str]:
-        of, stem = file.stem.removeprefix("test_"), path.stem.strip("_")
+    # a package's own files are known by the name of the package
+    module = path.parent.name if path.stem.startswith("__") else path.stem
+
+    def distance(file: Path) -> tuple[bool, bool, bool, bool, str]:
+        of, stem = file.stem.removeprefix("test_"), module.strip("_")
         same_name = of.startswith(stem) or stem.startswith(of)
-        return not same_name, file.parent != root / "tests" / path.parent, top not in file.parents, str(file)
+        named = re.search(rf"\b{module}\b", file.read_text(encoding="utf-8")) is not None
+        own_folder = file.parent == root / "tests" / path.parent
+        return not same_name, not named, not own_folder, top not in file.parents, str(file)
 
     return [str(file.relative_to(root)) for file in sorted(found, key=distance)]
 
@@ -260,8 +264,8 @@ def covering(record: dict[str, Any], name: str, function: str | None) -> list[st
 class Trial:
     """Runs the tests for one change after another."""
 
-    def __init__(self, root: Path, copy: Path):
-        self.root, self.copy, self.recorded = root, copy, Recorded(root, copy)
+    def __init__(self, root: Path, copy: Path, seconds: float):
+        self.root, self.copy, self.recorded, self.seconds = root, copy, Recorded(root, copy), seconds
         path = root / FAULTS
         self.groups = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else []
         self.limits: dict[tuple[str, str], float] = {}
@@ -337,7 +341,7 @@ class Trial:
                     self.limits[tests, which] = (time.monotonic() - started) * PATIENCE + BUILDING_SECONDS
 
     def run(self, name: str, source: str, changed: str, line: int) -> dict[str, Any]:
-        """What was `found`, and how many covering tests were `left_out`."""
+        """What was `found`, and how many files of tests were `left_out`."""
         if not name.endswith(".py"):
             for tests, which in self._named(name):
                 if found := self.failing.get((tests, which)):
@@ -381,20 +385,21 @@ class Trial:
                 continue
             if found is not None:
                 return found, 1, 0
+            if used > self.seconds:
+                left_out += 1
+                continue
             record = self.recorded.of(file, which)
             tests = covering(record, name, function)
-            seconds = sum(record["tests"][test]["seconds"] for test in tests)
-            if ran and used + seconds > SECONDS_OF_OTHERS:
-                left_out += len(tests)
-                continue
+            used += sum(test["seconds"] for test in record["tests"].values())
             if not tests:
                 continue
+            seconds = sum(record["tests"][test]["seconds"] for test in tests)
             write_anew(self.copy / name, changed)
             chosen = " ".join(shlex.quote(test.removeprefix("tests/")) for test in tests)
             limit = seconds * PATIENCE + SPARE_SECONDS
             found = run_tests(self.copy, chosen, limit * 10, (), which, cpu_seconds=limit)
             write_anew(self.copy / name, source)
-            ran, used = ran + len(tests), used + seconds
+            ran += len(tests)
             if found != "passed":
                 return _killed(found), ran, left_out
         return "passed" if ran else "not run: no test enters it", ran, left_out
@@ -411,6 +416,12 @@ def main() -> int:
     parser.add_argument("--count", type=int, required=True, help="changes that are drawn")
     parser.add_argument("--new", action="store_true", help="those without a result; others' results stay")
     parser.add_argument("--again", action="store_true", help="those that survived, too, as after mending tests")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=600,
+        help="stop looking for other tests of a change once the recorded files have so many; the result counts those left out",
+    )
     parser.add_argument("--root", type=Path, default=ROOT, help="of the repository")
     options = parser.parse_args()
     import_libraries()
@@ -419,7 +430,9 @@ def main() -> int:
     for path in (output, progress) if options.new or options.again else ():
         if path.is_file():
             known |= {change_key(row): row for row in json.loads(path.read_text(encoding="utf-8"))["changes"]}
-    rows, drawn_again = try_changes(options.root, options.seed, options.count, known, options.again, progress)
+    rows, drawn_again = try_changes(
+        options.root, options.seed, options.count, known, options.again, progress, options.seconds
+    )
     # Only now: what is imported in this process is not imported anew after a fork.
     from reluformer.training.run.records import run_record, write_json
 
@@ -431,7 +444,13 @@ def main() -> int:
 
 
 def try_changes(
-    root: Path, seed: int, count: int, known: dict[tuple[str, ...], dict[str, Any]], again: bool, progress: Path
+    root: Path,
+    seed: int,
+    count: int,
+    known: dict[tuple[str, ...], dict[str, Any]],
+    again: bool,
+    progress: Path,
+    seconds: float,
 ) -> tuple[list[dict[str, Any]], int]:
     """The rows of all changes, and how many did not compile; `known` rows are kept, those that survived not if `again`."""
     rows: list[dict[str, Any]] = []
@@ -441,7 +460,7 @@ def try_changes(
         copy_repository(root, copy)
         os.environ |= {"TORCH_EXTENSIONS_DIR": str(copy / "libraries"), "OBJECTS": str(copy / "objects")}
         trial, drawing = (
-            Trial(root, copy),
+            Trial(root, copy, seconds),
             {room: draws(root, files, room, seed) for room, files in rooms(root).items()},
         )
         while len(rows) < count and drawing:
