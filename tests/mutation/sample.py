@@ -304,17 +304,17 @@ class Trial:
 
     def _named(self, name: str) -> list[tuple[str, str]]:
         """Tests, and which of them, of a file of C++ or JavaScript: what faults.yaml names for it, for its folder, else for the
-        folder around it. The slow ones of its root folder, which open a browser, stand for a script that has none of its own."""
+        folder around it. A script that has none of its own is tested in a browser, too, by the slow ones of its root folder."""
         language = LANGUAGES[Path(name).suffix]
         groups = [group for group in self.groups if LANGUAGES.get(Path(group["file"]).suffix) == language]
         own = [group for group in groups if group["file"] == name]
+        around = ([group for group in groups if folder in Path(group["file"]).parents] for folder in Path(name).parents)
+        near = next(filter(None, around), [])
+        named = [(tests, "not slow") for tests in dict.fromkeys(group["tests"] for group in [*own, *near])]
         if not own and language == "JavaScript":
             files = sorted((self.root / "tests" / Path(name).parts[0]).glob("test_*.py"))
-            return [(" ".join(str(file.relative_to(self.root / "tests")) for file in files), "slow")]
-        for folder in Path(name).parents:
-            if near := [group for group in groups if folder in Path(group["file"]).parents]:
-                return [(tests, "not slow") for tests in dict.fromkeys(group["tests"] for group in [*own, *near])]
-        return []
+            named.append((" ".join(str(file.relative_to(self.root / "tests")) for file in files), "slow"))
+        return named
 
     def try_change(self, name: str, change: Change) -> dict[str, Any] | None:
         """What `run` returns, and the `seconds`; None of a change that does not compile."""
