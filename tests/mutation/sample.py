@@ -434,7 +434,7 @@ def main() -> int:
         options.root, options.seed, options.count, known, options.again, progress, options.seconds
     )
     # Only now: what is imported in this process is not imported anew after a fork.
-    from reluformer.training.run.records import run_record, write_json
+    from reluformer.records.records import run_record, write_json
 
     write_json(output, {**run_record(None, None, options.seed), "drawn_again": drawn_again, "changes": rows})
     progress.unlink(missing_ok=True)
