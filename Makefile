@@ -1,4 +1,4 @@
-# make demo · make test · make test-all · make test-avx2 · make test-arm · make test-kills · make mutants · make test-peer · make bench · make bench-avx2 · make bench-sparse · make size · make gpu-bundle · make studies-smoke ·
+# make demo · make test · make test-all · make test-avx2 · make test-arm · make test-kills · make mutants · make mutants-sample · make test-peer · make bench · make bench-avx2 · make bench-sparse · make size · make gpu-bundle · make studies-smoke ·
 # make studies · make wheel · make lint: each sets up .venv by itself. Nothing but Python ≥ 3.11, make and git is needed. make test-newest sets up
 # .venv-newest; make test-oldest sets up .venv-oldest, and needs Python 3.11.
 #
@@ -15,7 +15,7 @@ THREADS ?= 1
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-all test-avx2 test-arm test-kills mutants test-peer test-newest test-newest-short test-oldest bench bench-avx2 bench-sparse size gpu-bundle studies-smoke studies reproduction error-table docs docs-serve docs-links space example-card wheel lint format clean
+.PHONY: demo test test-slow test-all test-avx2 test-arm test-kills mutants mutants-sample test-peer test-newest test-newest-short test-oldest bench bench-avx2 bench-sparse size gpu-bundle studies-smoke studies reproduction error-table docs docs-serve docs-links space example-card wheel lint format clean
 
 EVERYDAY := "Wo ist der Bahnhof?" "Ich habe heute leider keine Zeit." "Kannst du mir bitte helfen?"
 demo: .venv/train
@@ -74,7 +74,14 @@ test-kills: .venv/all
 # Faults planted in a copy of this repository, in Python, C++ and Triton: do the tests notice each? Less than an hour of one core;
 # fails if one survives. Writes benchmarks/MUTANTS.md.
 mutants: .venv/all
-	$(BIN)/python tests/mutation/run.py
+	$(BIN)/python -m tests.mutation.run
+
+# Small changes of the installed code, drawn by chance: which do the tests notice? About ten seconds of one core each, once the tests are
+# recorded; fails if one survives that is not judged equivalent. Writes benchmarks/results/mutants-sample-SEED.json and benchmarks/MUTANTS.md.
+SEED ?= 7
+COUNT ?= 200
+mutants-sample: .venv/all
+	$(BIN)/python -m tests.mutation.sample --seed $(SEED) --count $(COUNT) $(MORE)
 
 # The library's own tests of its models, from its source package; PEER_TRANSFORMERS_TESTS=… adds those of generation.
 test-peer: .venv/all

@@ -150,7 +150,7 @@ def test_without_a_target_the_models_translation_is_read(undrawn, capsys, folder
 
     def translate(self, texts, progress=False):
         asked.extend(texts)
-        assert self.split == "none"
+        assert self.options.split == "none"
         return [dict(zip(SOURCES, TARGETS, strict=True))[text] for text in texts]
 
     monkeypatch.setattr(Translator, "__call__", translate)

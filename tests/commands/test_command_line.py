@@ -12,6 +12,7 @@ import pytest
 from reluformer.commands import main as cli
 from reluformer.commands.parsing import DECODING, Parser
 from reluformer.commands.train import train_and_document as train
+from reluformer.configuration.errors import TrainingStopped, UserError
 from reluformer.configuration.recipe_parser import load_recipe
 from reluformer.training.data.corpus import CorpusReport
 from reluformer.training.run.run_folder import RECIPE_FILE, RECORD_FILE
@@ -39,9 +40,52 @@ def assert_one_line_error(capsys, *arguments) -> str:
 def test_help_names_the_commands(capsys):
     status, out, _ = run(capsys, "--help")
     assert status == 0
-    assert all(command in out for command in ("train", "evaluate", "translate", "convert"))
-    for command in ("train", "evaluate", "translate", "convert"):
-        assert run(capsys, command, "--help")[0] == 0
+    assert all(command in out for command in cli.VERBS)
+
+
+@pytest.mark.parametrize("command", sorted(set(cli.VERBS) - {"train"}))  # whose options are fields of a recipe
+def test_help_explains_every_option(command, capsys, monkeypatch):
+    written = []
+    monkeypatch.setattr(Parser, "format_help", lambda parser: written.append(parser) or "")
+    assert run(capsys, command, "--help")[0] == 0
+    assert [action.dest for parser in written for action in parser._actions if not action.help] == []
+    assert written
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [
+        (UserError("give\n another"), 2, "error: give another"),
+        (TrainingStopped("saved"), 143, "saved"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (KeyboardInterrupt("after 3 steps"), 130, "interrupted: after 3 steps"),
+        (PermissionError(13, "Permission denied", "a/file"), 2, "error: a/file: Permission denied"),
+        (
+            OSError(28, "No space left on device"),
+            2,
+            "error: a file cannot be written: No space left on device; free space where it goes",
+        ),
+    ],
+)
+def test_every_end_has_its_status_and_one_line_on_stderr(error, status, line, capsys):
+    def ends():
+        raise error
+
+    assert cli.exit_status(ends) == status
+    assert capsys.readouterr() == ("", f"reluformer: {line}\n")
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(2, "No such file", "ours"), ValueError("a bug"), OSError("a bug")])
+def test_what_no_user_can_mend_is_raised(error):
+    def ends():
+        raise error
+
+    with pytest.raises(type(error)):
+        cli.exit_status(ends)
+
+
+def test_what_succeeds_has_its_own_status():
+    assert [cli.exit_status(lambda: 0), cli.exit_status(lambda: 5)] == [0, 5]
 
 
 @pytest.mark.slow

@@ -116,3 +116,20 @@ def test_many_lines_show_progress_on_a_terminal_and_a_word_does_not(model, tmp_p
     lines = [line.rpartition("\r")[2] for line in screen.split("\n")]
     assert lines.count(one) == 200, "a bar is no part of a line"
     assert on_a_terminal(monkeypatch, *command, "Eins zwei.") == f"{one}\n"
+
+
+@pytest.mark.parametrize(
+    ("count", "length", "shown"), [(20, 100, False), (21, 1, True), (1, 2000, False), (1, 2001, True)]
+)
+def test_progress_begins_beyond_twenty_texts_or_two_thousand_characters(
+    count, length, shown, model, monkeypatch, capsys
+):
+    asked = []
+
+    def stream(self, texts, progress):
+        asked.append(progress)
+        return texts
+
+    monkeypatch.setattr(Translator, "stream", stream)
+    assert cli.main(["translate", "--model", model, *["a" * length] * count]) == 0
+    assert asked == [shown] and len(capsys.readouterr().out) == count * (length + 1)

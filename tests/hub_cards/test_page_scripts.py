@@ -32,15 +32,16 @@ PARAGRAPHS = [
 def in_node(tmp_path_factory):
     """Runs the body of a function of `given` and of everything that the scripts export, and returns what it returns."""
     folder = tmp_path_factory.mktemp("scripts")
-    for script in ("sentences.js", "translation.js"):
+    for script in ("sentences.js", "translation.js", "elements.js", "map.js"):
         shutil.copy(STATIC / script, folder)
     (folder / "package.json").write_text('{"type": "module"}')
     (folder / "run.js").write_text(
         "import { readFileSync } from 'node:fs';\n"
         "import * as sentences from './sentences.js';\n"
         "import * as translation from './translation.js';\n"
+        "import * as map from './map.js';\n"
         "const [body, given] = JSON.parse(readFileSync(0));\n"
-        "const scripts = { ...sentences, ...translation };\n"
+        "const scripts = { ...sentences, ...translation, ...map };\n"
         "const names = Object.keys(scripts);\n"
         "const found = new Function('given', ...names, body)(given, ...names.map((name) => scripts[name]));\n"
         "console.log(JSON.stringify(await found));\n"
@@ -212,3 +213,47 @@ def test_the_numbers_of_a_map(ragged, in_node):
         },
         rel=1e-5,  # float32 sums of at most 12 × 12 numbers of one sign: 144 · 6e-8
     )
+
+
+_WALK = """
+const map = Object.create(AttentionMap.prototype);
+map.result = { attentions: { cross: given.heads.map((count) => Array(count)) } };
+map.place = { kind: 'cross', layer: given.layer, head: given.head };
+map.choose = (place) => { map.place = place; };
+let kept = 0;
+for (const key of given.keys) map.step({ key, preventDefault: () => { kept += 1; } });
+return { ...map.place, kept };
+"""
+
+
+def test_arrow_keys_walk_around_the_heads_and_layers_and_the_page_does_not_scroll(in_node):
+    heads = [random.randrange(2, 5)] * random.randrange(2, 5)
+    layer, head = random.randrange(len(heads)), random.randrange(heads[0])
+    given = {"heads": heads, "layer": layer, "head": head}
+    start = {"kind": "cross", "layer": layer, "head": head}
+    for key, moved in {
+        "ArrowRight": {"head": (head + 1) % heads[0]},
+        "ArrowLeft": {"head": (head - 1) % heads[0]},
+        "ArrowDown": {"layer": (layer + 1) % len(heads)},
+        "ArrowUp": {"layer": (layer - 1) % len(heads)},
+    }.items():
+        assert in_node(_WALK, {**given, "keys": [key]}) == start | moved | {"kept": 1}
+    assert in_node(_WALK, {**given, "keys": ["Tab", "a"]}) == start | {"kept": 0}
+
+
+def test_a_map_opens_at_the_head_with_the_fewest_dead_rows_and_of_these_the_most_zeros(in_node):
+    def head(dead, zeros):
+        """Of 4 rows of 5 weights, as many without any weight, and as many zeros in another."""
+        rows = torch.ones(4, 5)
+        rows[:dead] = 0
+        rows[3, :zeros] = 0
+        return rows.tolist()
+
+    opening = "return AttentionMap.prototype.opening.call({ result: { attentions: { cross: given } } })"
+    layers = [[head(1, 4), head(0, 1)], [head(0, 3), head(2, 4)], [head(0, 3), head(0, 2)]]
+    assert in_node(opening, layers) == {"kind": "cross", "layer": 1, "head": 0}  # the first of two that are equal
+    assert in_node(opening, [[head(2, 1), head(2, 2)], [head(3, 4), head(2, 0)]]) == {
+        "kind": "cross",
+        "layer": 0,
+        "head": 1,
+    }

@@ -8,6 +8,7 @@ from reluformer.translating.long_sources import Source, SourceEncoder
 
 def words_and_end(texts, verbose=True):
     """A tokenizer of one token a word, which is the word, with `</s>`."""
+    assert not verbose, "it would warn of every long text, which is split"
     return {"input_ids": [[*text.split(), "</s>"] for text in texts]}
 
 

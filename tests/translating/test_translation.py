@@ -212,6 +212,7 @@ def test_the_bar_counts_what_it_says(model, tokenizer, split, unit, count, monke
     class Bar(tqdm):
         def __init__(self, **options):
             super().__init__(**{**options, "disable": False, "file": io.StringIO()})
+            self.wanted = not options["disable"]
             bars.append(self)
 
     monkeypatch.setattr("reluformer.translating.translation.tqdm", Bar)
@@ -220,6 +221,8 @@ def test_the_bar_counts_what_it_says(model, tokenizer, split, unit, count, monke
     translator(texts, progress=True)
     assert translator.shortened == [1]
     assert (bars[0].n, bars[0].total, bars[0].unit.strip()) == (count, count, unit)
+    list(translator.stream(texts)), translator(texts), list(translator.stream(texts, progress=True))
+    assert [bar.wanted for bar in bars] == [True, False, False, True], "a bar is shown where it is asked for"
 
 
 def test_translations_come_in_order_as_soon_as_they_are_done(model, tokenizer, calls, monkeypatch):

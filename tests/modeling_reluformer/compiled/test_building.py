@@ -2,6 +2,7 @@
 one line."""
 
 import logging
+import runpy
 import shutil
 import sys
 from types import SimpleNamespace
@@ -72,6 +73,19 @@ def test_a_small_call_builds_nothing_a_large_one_does_and_later_ones_find_it(fre
     inside = shutil.copy(built, tmp_path / "sources" / built.name)  # as a wheel brings it
     forget(fresh)
     assert library.library(large=False) and library.loaded_from == inside
+
+
+@needs_compiler
+def test_the_command_builds_it_and_says_where_or_that_there_is_none(fresh, capsys):
+    def command():
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module("reluformer.modeling_reluformer.compiled", run_name="__main__")
+        return bool(ended.value.code), capsys.readouterr().out
+
+    assert command() == (False, f"compiled attention: {library.loaded_from}\n") and library.loaded_from is not None
+    forget(fresh)
+    fresh.setenv(library.VARIABLE, "0")
+    assert command() == (True, "no compiled attention: the Python loop computes\n")
 
 
 @needs_compiler

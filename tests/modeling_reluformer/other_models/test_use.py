@@ -14,7 +14,7 @@ from transformers.utils.logging import warning_once
 
 from reluformer import use_relu_attention
 from reluformer.modeling_reluformer.other_models import attention as attention_foreign
-from reluformer.modeling_reluformer.other_models import trial
+from reluformer.modeling_reluformer.other_models import trial, use
 from reluformer.modeling_reluformer.other_models.attention import (
     VisibilityMask,
     relu_attention_forward,
@@ -324,6 +324,16 @@ def test_a_model_without_attention_is_refused():
     )
     with pytest.raises(ValueError, match="MambaModel has no attention that Transformers' attention interface computes"):
         use_relu_attention(model)
+
+
+def test_attention_of_a_class_typed_in_by_a_user_is_not_looked_for_in_a_source(monkeypatch):
+    """It has none that Python could read."""
+    model = transformers.T5Model(copy.deepcopy(IN_A_CALL["t5"][0]))
+    monkeypatch.setattr(use, "_sources", lambda kind: [])
+    with pytest.raises(ValueError, match="T5Model has no attention"):
+        use._refuse_without_attention(model)
+    monkeypatch.setattr(type(model.encoder.block[0].layer[0]), "__module__", "__main__")
+    use._refuse_without_attention(model)
 
 
 def test_a_model_that_cannot_be_tried_is_refused_by_its_first_pass(caplog):

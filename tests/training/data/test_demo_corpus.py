@@ -1,9 +1,21 @@
 """The demo corpus: a function from German to English, in splits that share no number."""
 
+import math
+from itertools import islice
+
+import numpy as np
 import pytest
 
 from reluformer.configuration.errors import UserError
-from reluformer.training.data.demo_corpus import BASIC_NUMBERS, _words, demo_pairs, split_of_number
+from reluformer.training.data.demo_corpus import (
+    BASIC_NUMBERS,
+    KINDS,
+    NUMBER_LIMIT,
+    _draws,
+    _words,
+    demo_pairs,
+    split_of_number,
+)
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +71,21 @@ def test_every_kind_of_a_number_is_in_its_split_and_basic_words_in_training(spli
 )
 def test_words(item, german, english):
     assert _words(*item) == (german, english)
+
+
+def test_every_year_number_and_cent_is_drawn_within_its_limits_and_kinds_by_their_shares():
+    drawn = list(islice(_draws(np.random.default_rng(0)), 100_000))
+    of = {kind: [(number, cents) for each, number, cents in drawn if each == kind] for kind in KINDS}
+    for kind, share in KINDS.items():
+        assert len(of[kind]) / len(drawn) == pytest.approx(share, abs=0.01)
+        assert {cents for _, cents in of[kind]} == (set(range(1, 100)) if kind == "amount" else {0})
+    assert {year for year, _ in of["year"]} == set(range(1100, 2000))
+    numbers = [number for number, _ in of["number"]]
+    assert min(numbers) == 1 and NUMBER_LIMIT / 2 < max(numbers) < NUMBER_LIMIT
+    # as many of each number of digits
+    assert sum(number < 1000 for number in numbers) / len(numbers) == pytest.approx(
+        3 / math.log10(NUMBER_LIMIT), abs=0.02
+    )
 
 
 def test_bad_arguments_are_refused():

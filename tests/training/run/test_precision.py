@@ -20,6 +20,29 @@ def test_the_features_decide(features, in_hardware):
     assert precision.has_bfloat16() in (False, True)
 
 
+@pytest.mark.parametrize(
+    ("machine", "supported", "cpuinfo", "features"),
+    [
+        ("x86_64", ("avx512_bf16",), "Features : bf16", {"avx512_bf16"}),
+        ("AMD64", ("amx_tile",), None, {"amx_tile"}),
+        ("x86_64", (), "Features : bf16", set()),
+        ("aarch64", ("amx_tile",), "processor : 0\nFeatures\t: fp asimd bf16\n", {"bf16"}),
+        ("aarch64", (), "Features\t: fp asimd\n", set()),
+        ("riscv64", (), None, {"avx512_bf16", "amx_tile", "bf16"}),  # unknown: nothing is said
+    ],
+)
+def test_an_x86_processor_is_asked_and_linux_tells_of_others(
+    monkeypatch, tmp_path, machine, supported, cpuinfo, features
+):
+    if cpuinfo is not None:
+        (tmp_path / "cpuinfo").write_text(cpuinfo)
+    monkeypatch.setattr(precision, "Path", lambda path: tmp_path / path.removeprefix("/proc/"))
+    monkeypatch.setattr(precision.platform, "machine", lambda: machine)
+    for name in ("avx512_bf16", "amx_tile"):
+        monkeypatch.setattr(torch.cpu, f"_is_{name}_supported", lambda name=name: name in supported)
+    assert precision.cpu_features() == features
+
+
 @pytest.mark.parametrize(("asked", "features", "warned"), [(True, (), 1), (True, ("amx_tile",), 0), (False, (), 0)])
 def test_a_training_in_bfloat16_says_once_that_it_is_slow(tmp_path, monkeypatch, caplog, asked, features, warned):
     monkeypatch.setattr(precision, "cpu_features", lambda: {*features})
