@@ -1,4 +1,22 @@
-"""What every model of this package is made of: attention, feed-forward networks, tokens, the base class."""
+"""What every model of this package is made of, in the order of a forward pass: positions, what each query sees,
+attention, feed-forward networks, one layer after the other, and the base class with inputs and loss.
+
+What Marian's Transformer has is here as there: projections with biases to heads and back, residuals, dropout, linear
+layers with an activation between them. What differs:
+
+- A weight is r_i h(q·k / sqrt(d)), the activation of one score times the scale of its row, in place of a softmax over
+the row
+  (`ReLUFormerAttention`). Norms of queries and keys, a gate and a norm of the output are options.
+- r_i follows from n_i, the keys that query i can see, with padding, causality, a cache and packed segments. It is
+counted once for
+  all layers of a stack (`attention_context`). For example, 16 visible keys and gamma 16 make r_i = 1 / (16 sqrt(8)) =
+  0.022.
+- Where the loss wants them, each attention gives the sums S and T of its rows, and each feed-forward network the norms
+of its
+  activations (`run_layers`). The base class makes the regulariser of them (`AttentionPreTrainedModel._losses`).
+- An activation of a feed-forward network may set more of its values to zero, by a threshold or the largest k
+(`SparseActivation`).
+"""
 
 import difflib
 import functools
@@ -60,33 +78,41 @@ logger = logging.get_logger(__name__)
 OWN_IMPLEMENTATIONS = ("eager", "fused")
 
 
-def eager_attention_forward(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+def require_positions(length: int, most: int) -> None:
+    """Raises a `ValueError` for a sequence that is longer than `most`, the configuration's max_position_embeddings."""
+    if length > most:
+        raise ValueError(
+            f"A sequence of {length} tokens is longer than max_position_embeddings={most}: shorten it, or take a model "
+            "with more positions."
+        )
+
+
+def tokens_in(cache: Cache | None) -> int | Tensor:
+    """How many tokens a cache holds; of a static cache a tensor, copied since it counts in place while the layers
+    write."""
+    seen = 0 if cache is None else cache.get_seq_length()
+    return seen.clone() if isinstance(seen, Tensor) else seen
+
+
+def token_positions(
+    length: int,
+    device: torch.device,
     attention_mask: Tensor | None,
-    *,
-    visibility: Visibility,
-    row_scale: Tensor | None = None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    statistics: str = "none",
-    **kwargs: Any,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """The reference, for every activation. Returns the output (batch, queries, heads, head_dim), the weights, S and
-    T."""
-    mask = visibility.dense(query.shape[2], key.shape[2], query.device)
-    options = {"row_scale": row_scale, "scale": scaling, "dropout_p": dropout, "statistics": statistics}
-    result = reference_attention(query, key, value, activation=module.activation, mask=mask, **options)
-    return result.output.transpose(1, 2), *result[1:]
+    segments: Tensor | None,
+    seen: int | Tensor = 0,
+) -> Tensor:
+    """Positions of `length` tokens behind `seen` others in a cache, (batch or 1, length); padding on the left does not
+    count.
 
-
-# An instance of its own: the library's global registry stays as it is.
-ALL_ATTENTION_FUNCTIONS = AttentionInterface()
-ALL_ATTENTION_FUNCTIONS["eager"] = eager_attention_forward
-if fused_attention_forward is not None:
-    ALL_ATTENTION_FUNCTIONS["fused"] = fused_attention_forward
+    attention_mask: (batch, seen + length), or wider with a static cache; one of four dimensions says nothing here.
+    """
+    if segments is not None:
+        return positions_from_segments(segments)
+    columns = torch.arange(length, device=device) + seen
+    if attention_mask is None or attention_mask.ndim != 2:
+        return columns.unsqueeze(0)
+    positions = (attention_mask.bool().cumsum(-1) - 1).clamp_min(0)  # padding has that of the last real token before it
+    return positions.index_select(1, columns.clamp_max(positions.shape[1] - 1))
 
 
 def attention_visibility(
@@ -258,6 +284,35 @@ def attention_context(
     return AttentionContext(
         attend, visibility, mask, visible_keys, row_scale, measured, rotation, config.entropy_margin
     )
+
+
+def eager_attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    visibility: Visibility,
+    row_scale: Tensor | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    statistics: str = "none",
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """The reference, for every activation. Returns the output (batch, queries, heads, head_dim), the weights, S and
+    T."""
+    mask = visibility.dense(query.shape[2], key.shape[2], query.device)
+    options = {"row_scale": row_scale, "scale": scaling, "dropout_p": dropout, "statistics": statistics}
+    result = reference_attention(query, key, value, activation=module.activation, mask=mask, **options)
+    return result.output.transpose(1, 2), *result[1:]
+
+
+# An instance of its own: the library's global registry stays as it is.
+ALL_ATTENTION_FUNCTIONS = AttentionInterface()
+ALL_ATTENTION_FUNCTIONS["eager"] = eager_attention_forward
+if fused_attention_forward is not None:
+    ALL_ATTENTION_FUNCTIONS["fused"] = fused_attention_forward
 
 
 class GatedRMSNorm(nn.Module):
@@ -523,43 +578,6 @@ class ReLUFormerPreNormLayer(GradientCheckpointingLayer):
         return hidden_states + dropped(update, self.dropout, self.training), norms, *rows
 
 
-def require_positions(length: int, most: int) -> None:
-    """Raises a `ValueError` for a sequence that is longer than `most`, the configuration's max_position_embeddings."""
-    if length > most:
-        raise ValueError(
-            f"A sequence of {length} tokens is longer than max_position_embeddings={most}: shorten it, or take a model "
-            "with more positions."
-        )
-
-
-def tokens_in(cache: Cache | None) -> int | Tensor:
-    """How many tokens a cache holds; of a static cache a tensor, copied since it counts in place while the layers
-    write."""
-    seen = 0 if cache is None else cache.get_seq_length()
-    return seen.clone() if isinstance(seen, Tensor) else seen
-
-
-def token_positions(
-    length: int,
-    device: torch.device,
-    attention_mask: Tensor | None,
-    segments: Tensor | None,
-    seen: int | Tensor = 0,
-) -> Tensor:
-    """Positions of `length` tokens behind `seen` others in a cache, (batch or 1, length); padding on the left does not
-    count.
-
-    attention_mask: (batch, seen + length), or wider with a static cache; one of four dimensions says nothing here.
-    """
-    if segments is not None:
-        return positions_from_segments(segments)
-    columns = torch.arange(length, device=device) + seen
-    if attention_mask is None or attention_mask.ndim != 2:
-        return columns.unsqueeze(0)
-    positions = (attention_mask.bool().cumsum(-1) - 1).clamp_min(0)  # padding has that of the last real token before it
-    return positions.index_select(1, columns.clamp_max(positions.shape[1] - 1))
-
-
 @dataclass
 class LayerSums:
     """`attention_sums`: (modules, 5), see `module_sums`; `ffn_norms`: (FFNs,), see `activation_norms`; None: not asked
@@ -598,8 +616,9 @@ def run_layers(
         source = [encoder_hidden_states, *others] if others else []
         hidden_states, layer_norms, *statistics = layer(hidden_states, self_context, *source, **options)
         norms.append(layer_norms)
-        for kind, of_kind in enumerate(rows):
-            of_kind.append((statistics[2 * kind], statistics[2 * kind + 1]))
+        sums_of_attentions = zip(statistics[::2], statistics[1::2], strict=True)  # S and T of each
+        for of_kind, sums_of_attention in zip(rows, sums_of_attentions, strict=True):
+            of_kind.append(sums_of_attention)
     sums = [_sums_of_kind(each, of_kind) for each, of_kind in zip(kinds, rows, strict=True)]
     return hidden_states, join_sums(sums), join_sums(norms)
 
