@@ -1,53 +1,127 @@
-// The products of attention on ARM, whose oneDNN has none: rows of A by columns of B, of floats.
+// The product of matrices of floats, for attention and translation, in the vector types of vectors.h.
+//
+// Each number of C is one chain of fused multiply-adds in the order of A's columns. So its bits are the same with every instruction set,
+// number of rows and panels at a time; and with `add`, a product in parts has the bits of the whole.
 #pragma once
 
+#include "matrix.h"
 #include "vectors.h"
 
 namespace reluformer {
 namespace {
 
-constexpr int kProductRows = 4, kProductVectors = kColumns / kLanes;
+// C is computed in blocks of so many rows and panels, whose sums stay in registers. Of the 16 registers of AVX2 they take twelve, beside
+// two of B and one of A; of the 32 of AVX-512 sixteen, and of NEON's 24. As many sums must be under way as multiply-adds take cycles,
+// times those that begin in one: eight on all processors that we know.
+#ifdef __AVX512F__
+constexpr int kProductRows = 8, kProductPanels = 2;
+#else
+constexpr int kProductRows = 6, kProductPanels = 1;
+#endif
+constexpr int kMostPanels = 4;  // at a time, of few rows
+constexpr int kPanelVectors = kColumns / kLanes;
 
-// R rows of C and kColumns of its columns, for an even k.
-template <int R>
-void multiply_block(int64_t k, const float* a, int64_t a_stride, const float* b, int64_t b_stride, float* c, int64_t c_stride, bool add) {
-  Floats sums[R][kProductVectors] = {};
-  for (int64_t i = 0; i < k; i += 2, b += 2 * b_stride) {
-#pragma GCC unroll 4
-    for (int part = 0; part < kProductVectors; ++part) {
-      const Floats first = load(b + part * kLanes), second = load(b + b_stride + part * kLanes);
-#pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) {
-        sums[r][part] += a[r * a_stride + i] * first;
-        sums[r][part] += a[r * a_stride + i + 1] * second;
+// R rows of P panels; a, b and c point at the first number of each.
+template <int R, int P>
+void multiply_block(const Product<float>& product, const float* a, const float* b, float* c) {
+  constexpr int kParts = P * kPanelVectors;
+  const int64_t a_row = product.a.layout.row, b_panel = product.b.layout.panel;
+  auto place_of = [&](int r, int part) {
+    return c + r * product.c.layout.row + part / kPanelVectors * product.c.layout.panel + part % kPanelVectors * kLanes;
+  };
+  Floats sums[R][kParts];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 16
+    for (int part = 0; part < kParts; ++part) {
+      sums[r][part] = product.add ? load(place_of(r, part)) : all(0.0f);
+    }
+  }
+  auto add_column = [&](int64_t i) __attribute__((always_inline)) {
+    Floats row_of_b[kParts];
+#pragma GCC unroll 16
+    for (int part = 0; part < kParts; ++part) {
+      row_of_b[part] = load(b + part / kPanelVectors * b_panel + part % kPanelVectors * kLanes);
+    }
+    b += kColumns;
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const Floats of_a = all(a[r * a_row + i]);
+#pragma GCC unroll 16
+      for (int part = 0; part < kParts; ++part) {
+        sums[r][part] = fused(of_a, row_of_b[part], sums[r][part]);
       }
     }
+  };
+  for (int64_t panel = 0; panel < product.depth / kColumns; ++panel) {
+#pragma GCC unroll 4
+    for (int64_t i = 0; i < kColumns; ++i) {
+      add_column(i);
+    }
+    a += product.a.layout.panel;
   }
+  for (int64_t i = 0; i < product.depth % kColumns; ++i) {
+    add_column(i);
+  }
+#pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
-    for (int part = 0; part < kProductVectors; ++part) {
-      float* to = c + r * c_stride + part * kLanes;
-      store(to, add ? load(to) + sums[r][part] : sums[r][part]);
+#pragma GCC unroll 16
+    for (int part = 0; part < kParts; ++part) {
+      store(place_of(r, part), sums[r][part]);
     }
   }
+}
+
+// How many panels so many rows are multiplied by at a time: a power of two.
+constexpr int panels_at_a_time(int rows) {
+  int panels = kMostPanels;
+  while (panels * rows > kProductRows * kProductPanels) {
+    panels /= 2;
+  }
+  return panels;
+}
+
+typedef void (*MultiplyBlock)(const Product<float>& product, const float* a, const float* b, float* c);
+
+template <int R, int P>
+constexpr MultiplyBlock block_of() {
+  if constexpr (P <= panels_at_a_time(R)) {
+    return multiply_block<R, P>;
+  }
+  return nullptr;
+}
+
+template <int P, int... row>
+constexpr MultiplyBlock block_of_rows(int64_t rows, std::integer_sequence<int, row...>) {
+  constexpr MultiplyBlock kBlocks[] = {block_of<row + 1, P>()...};
+  return kBlocks[rows - 1];
+}
+
+// The panels from `panel` on, as far as P at a time go. Rows are divided evenly, since a block of few would wait for its own sums.
+template <int P>
+void multiply_panels(const Product<float>& product, int64_t groups, int64_t& panel) {
+  for (; panel + P <= product.columns / kColumns; panel += P) {
+    for (int64_t group = 0; group < groups; ++group) {
+      const int64_t row = product.rows * group / groups, end = product.rows * (group + 1) / groups;
+      const float *a = product.a.data + row * product.a.layout.row, *b = product.b.data + panel * product.b.layout.panel;
+      float* c = product.c.data + row * product.c.layout.row + panel * product.c.layout.panel;
+      block_of_rows<P>(end - row, std::make_integer_sequence<int, kProductRows>())(product, a, b, c);
+    }
+  }
+}
+
+void multiply(const Product<float>& product) {
+  const int64_t groups = (product.rows + kProductRows - 1) / kProductRows;
+  const int most = groups ? panels_at_a_time(static_cast<int>((product.rows + groups - 1) / groups)) : 0;
+  int64_t panel = 0;
+  if (most >= 4) {
+    multiply_panels<4>(product, groups, panel);
+  }
+  if (most >= 2) {
+    multiply_panels<2>(product, groups, panel);
+  }
+  multiply_panels<1>(product, groups, panel);
 }
 
 }  // namespace
-
-// C (m, n) = A (m, k) B (k, n) + C if asked for; n a multiple of kColumns, m and k even; strides in elements.
-inline void multiply(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_stride, const float* b, int64_t b_stride, float* c,
-                     int64_t c_stride, bool add) {
-  for (int64_t column = 0; column < n; column += kColumns) {
-    int64_t row = 0;
-    auto rows = [&](auto function, int64_t count) {
-      for (; row + count <= m; row += count) {
-        function(k, a + row * a_stride, a_stride, b + column, b_stride, c + row * c_stride + column, c_stride, add);
-      }
-    };
-    rows(multiply_block<kProductRows>, kProductRows);
-    rows(multiply_block<2>, 2);
-  }
-}
-
-inline void release_products() {}
-
 }  // namespace reluformer

@@ -4,7 +4,9 @@
 // here depends on its vectoriser, which leaves loops with a logarithm scalar.
 #pragma once
 
-#ifdef __AVX512BF16__
+#ifdef __aarch64__
+#include <arm_neon.h>
+#elif defined(__FMA__)
 #include <immintrin.h>
 #endif
 
@@ -15,7 +17,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "attention/kernels.h"
+#include "matrix.h"
 
 namespace reluformer {
 
@@ -69,6 +71,24 @@ inline Floats load(const BFloat16* place) {
 inline void store(float* place, Floats value) {
   std::memcpy(place, &value, sizeof value);
 }
+
+// a · b + c, rounded once, whatever the compiler is told of contractions.
+#if defined(__aarch64__)
+inline Floats fused(Floats a, Floats b, Floats c) {
+  typedef float32x4_t Register;
+  return reinterpret_cast<Floats>(vfmaq_f32(reinterpret_cast<Register>(c), reinterpret_cast<Register>(a), reinterpret_cast<Register>(b)));
+}
+#elif defined(__AVX512F__)
+inline Floats fused(Floats a, Floats b, Floats c) {
+  typedef __m512 Register;
+  return reinterpret_cast<Floats>(_mm512_fmadd_ps(reinterpret_cast<Register>(a), reinterpret_cast<Register>(b), reinterpret_cast<Register>(c)));
+}
+#elif defined(__FMA__)
+inline Floats fused(Floats a, Floats b, Floats c) {
+  typedef __m256 Register;
+  return reinterpret_cast<Floats>(_mm256_fmadd_ps(reinterpret_cast<Register>(a), reinterpret_cast<Register>(b), reinterpret_cast<Register>(c)));
+}
+#endif
 
 // bfloat16 numbers, rounded to the nearest, ties to even; a NaN stays one.
 inline Halves rounded(Floats value) {

@@ -1,4 +1,4 @@
-// Attention of one head of keys in tiles: products by oneDNN's small kernels, on ARM by product.h; everything between them by kernels.h.
+// Attention of one head of keys in tiles, by the kernels of kernels.h; products of bfloat16 by oneDNN's small ones.
 //
 //     O_i = r_i sum_j D_ij u_ij v_j     S_i = r_i sum_j u_ij     T_i = r_i (sum_j u_ij log u_ij + log r_i sum_j u_ij)
 //
@@ -21,9 +21,6 @@
 #include <vector>
 
 #include "kernels.h"
-#ifdef __aarch64__
-#include "product.h"
-#endif
 
 namespace reluformer {
 
@@ -39,6 +36,11 @@ struct Heads {
 
   Scalar* row(int64_t batch, int64_t head, int64_t index) const {
     return data + batch * batch_stride + head * head_stride + index * stride;
+  }
+
+  // Of one head, from a row on.
+  Matrix<Scalar> rows(int64_t batch, int64_t head, int64_t index) const {
+    return {row(batch, head, index), in_rows(stride)};
   }
 };
 
@@ -84,17 +86,18 @@ inline uint32_t dropout_key(int64_t seed, int64_t piece, int64_t head, int64_t r
   return static_cast<uint32_t>(key >> 32);
 }
 
-#ifndef __aarch64__
-// C (m, n) = A (m, k) B (k, n) + C if asked for; strides in elements; B of bfloat16 as pairs.
-inline void multiply(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_stride, const float* b, int64_t b_stride, float* c,
-                     int64_t c_stride, bool add) {
-  at::native::cpublas::brgemm(m, n, k, a_stride, b_stride, c_stride, add, a, b, c);
+template <typename Scalar>
+void multiply(const Kernels<Scalar, float>& kernels, const Product<float>& product) {
+  kernels.multiply(product);
 }
 
-inline void multiply(int64_t m, int64_t n, int64_t k, const BFloat16* a, int64_t a_stride, const BFloat16* b, int64_t b_stride,
-                     float* c, int64_t c_stride, bool add) {
-  at::native::cpublas::brgemm(m, n, k, a_stride, b_stride, c_stride, add, reinterpret_cast<const at::BFloat16*>(a),
-                              reinterpret_cast<const at::BFloat16*>(b), c);
+#ifdef __aarch64__
+inline void release_products() {}
+#else
+inline void multiply(const Kernels<BFloat16>&, const Product<BFloat16>& product) {
+  const auto *a = reinterpret_cast<const at::BFloat16*>(product.a.data), *b = reinterpret_cast<const at::BFloat16*>(product.b.data);
+  const int64_t a_row = product.a.layout.row, b_row = product.b.layout.row, c_row = product.c.layout.row;
+  at::native::cpublas::brgemm(product.rows, product.columns, product.depth, a_row, b_row, c_row, product.add, a, b, product.c.data);
 }
 
 inline void release_products() {
@@ -144,11 +147,15 @@ inline Scratch& scratch_of_this_thread() {
   return scratch;
 }
 
-// Keys or values of a piece, padded with zeros to whole tiles, as the factors of products.
+// Keys or values of a piece in tiles of `width` keys, padded with zeros, as the factors of products.
 template <typename Number>
 struct Columns {
-  int64_t count, tiles, width, padded, stride = 0;  // tiles of `width` keys; head dimension padded; between rows
-  Number *rows, *pairs, *transposed;    // (tiles · width, padded); pairs of it; (tiles, padded, width) as pairs
+  static constexpr bool kInPairs = !std::is_same_v<Number, float>;
+  int64_t count, tiles, width, padded;  // padded: the head dimension
+  bool is_factor = false;               // of products, beside `transposed`
+  Number *rows, *pairs, *transposed;    // (tiles, width, padded); of bfloat16 pairs of it; (tiles, padded, width), of bfloat16 as pairs
+  Matrix<const Number> first_rows{};    // of the first tile: those, or the tensor's own
+  int64_t next_rows = 0;                // numbers to the next tile
 
   Columns(int64_t count, int64_t dims)
       : count(count), tiles(std::max<int64_t>(1, (count + kKeys - 1) / kKeys)),
@@ -157,38 +164,53 @@ struct Columns {
   // Floats of the sum of a gradient.
   int64_t size() const { return tiles * width * padded; }
 
-  void lay_out(Scratch& scratch, bool as_pairs, bool as_transposed) {
+  void lay_out(Scratch& scratch, bool as_factor, bool as_transposed) {
+    is_factor = as_factor;
     rows = scratch.part<Number>(size());
-    pairs = !as_pairs || std::is_same_v<Number, float> ? nullptr : scratch.part<Number>(size());
+    pairs = as_factor && kInPairs ? scratch.part<Number>(size()) : nullptr;
     transposed = as_transposed ? scratch.part<Number>(size()) : nullptr;
   }
 
-  // From a tensor; where nothing is to be widened, padded or hidden, its own memory serves as the rows.
+  // From a tensor; where nothing is to be widened, padded, hidden or laid out in panels, its own memory serves as the rows.
   template <typename Scalar>
-  void fill(const Kernels<Scalar, Number>& kernels, const Scalar* from, int64_t from_stride, int64_t dims, const bool* real) {
-    stride = padded;
-    const bool is_whole = dims == padded && count == tiles * width &&
-                          (!real || std::all_of(real, real + count, [](bool is) { return is; }));
-    if (std::is_same_v<Scalar, Number> && is_whole) {
-      rows = reinterpret_cast<Number*>(const_cast<Scalar*>(from));
-      stride = from_stride;
+  void fill(const Kernels<Scalar, Number>& kernels, const Matrix<const Scalar>& from, int64_t dims, const bool* real) {
+    const bool is_whole = dims == padded && count == tiles * width && (!real || std::all_of(real, real + count, [](bool is) { return is; }));
+    if (std::is_same_v<Scalar, Number> && is_whole && (kInPairs || !is_factor)) {
+      first_rows = {reinterpret_cast<const Number*>(from.data), from.layout};
+      next_rows = width * from.layout.row;
     } else {
-      kernels.copy_rows(from, from_stride, count, dims, real, rows, tiles * width, padded);
+      first_rows = {rows, tile_layout<Number>({width, padded})};
+      next_rows = width * padded;
+      for (int64_t tile = 0, begin = 0; tile < tiles; ++tile, begin += width) {
+        const Matrix<const Scalar> of_tile{from.data + begin * from.layout.row, from.layout};
+        const Size size{std::min(width, count - begin), dims};
+        kernels.copy_rows(of_tile, size, real ? real + begin : nullptr, {rows + tile * next_rows, first_rows.layout}, {width, padded});
+      }
     }
-    if (pairs) {
-      kernels.pair_rows(rows, tiles * width, padded, stride, pairs);
-    }
-    for (int64_t tile = 0; transposed && tile < tiles; ++tile) {
-      kernels.transpose(rows + tile * width * stride, width, padded, stride, true, transposed + tile * width * padded, width);
+    for (int64_t tile = 0; tile < tiles; ++tile) {
+      const Matrix<const Number> of_tile{first_rows.data + tile * next_rows, first_rows.layout};
+      if (pairs) {
+        kernels.pair_rows(of_tile, {width, padded}, pairs + tile * width * padded);
+      }
+      if (transposed) {
+        kernels.transpose(of_tile, {width, padded}, kInPairs, {transposed + tile * width * padded, tile_layout<Number>({padded, width})});
+      }
     }
   }
 
-  // The factor (keys, dims) of a tile, and its stride.
-  const Number* factor(int64_t index) const { return pairs ? pairs + index * width * padded : rows + index * width * stride; }
-  int64_t factor_stride() const { return pairs ? padded : stride; }
-  Number* tile(Number* part, int64_t index) const { return part + index * width * padded; }
+  // The factor (keys, dims) of a tile, and (dims, keys).
+  Matrix<const Number> factor(int64_t tile) const {
+    return {(kInPairs ? pairs : rows) + tile * width * padded, tile_layout<Number>({width, padded})};
+  }
+  Matrix<const Number> transposed_factor(int64_t tile) const {
+    return {transposed + tile * width * padded, tile_layout<Number>({padded, width})};
+  }
+  // The same place in a sum of gradients, (dims, keys).
+  Matrix<float> sum(float* sums, int64_t tile) const {
+    return {sums + tile * width * padded, tile_layout<Number>({padded, width})};
+  }
   // The keys of a tile up to the last that is there, rounded up: the last tile may hold few.
-  int64_t used(int64_t index) const { return std::min(width, round_up(count - index * width, kColumns)); }
+  int64_t used(int64_t tile) const { return std::min(width, round_up(count - tile * width, kColumns)); }
 };
 
 // Some queries of one head, with what a tile needs to know of them.
@@ -216,7 +238,7 @@ Tile tile_of(const Piece& piece, const Call& call, const Rows& rows, const Colum
   tile.rows = rows.padded;
   tile.real_rows = rows.count;
   tile.columns = columns.used(index);
-  tile.stride = columns.width;
+  tile.layout = tile_layout<Number>({rows.padded, columns.width});
   tile.first_column = index * columns.width;
   tile.causal = call.causal;
   const int64_t left = columns.count - tile.first_column;
@@ -225,7 +247,8 @@ Tile tile_of(const Piece& piece, const Call& call, const Rows& rows, const Colum
   tile.real_keys = real_keys ? real_keys + tile.first_column : nullptr;
   tile.scale = call.scale;
   if (call.dropout > 0) {
-    tile.dropout = {static_cast<uint64_t>(std::min(call.dropout * 4294967296.0, 4294967295.0)), static_cast<float>(1.0 / (1.0 - call.dropout)), row_keys};
+    const auto threshold = static_cast<uint64_t>(std::min(call.dropout * 4294967296.0, 4294967295.0));
+    tile.dropout = {threshold, static_cast<float>(1.0 / (1.0 - call.dropout)), row_keys};
   }
   return tile;
 }

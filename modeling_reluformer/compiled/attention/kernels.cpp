@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "activations.h"
+#include "product.h"
 
 namespace reluformer {
 namespace {
@@ -76,122 +77,146 @@ __attribute__((always_inline)) inline void transpose_block(Floats (&block)[kLane
 }
 
 // Two rows of results as pairs; of float, one after the other.
-inline void store_pair(float* to, int64_t stride, int64_t row, int64_t column, Floats first, Floats second) {
-  store(to + row * stride + column, first);
-  store(to + (row + 1) * stride + column, second);
+inline void store_pair(const Matrix<float>& to, int64_t row, int64_t column, Floats first, Floats second) {
+  store(to.data + to.layout.place(row, column), first);
+  store(to.data + to.layout.place(row + 1, column), second);
 }
 
-inline void store_pair(BFloat16* to, int64_t stride, int64_t row, int64_t column, Floats first, Floats second) {
+inline void store_pair(const Matrix<BFloat16>& to, int64_t row, int64_t column, Floats first, Floats second) {
   const Words pair = __builtin_convertvector(rounded(first), Words) | (__builtin_convertvector(rounded(second), Words) << 16);
-  std::memcpy(static_cast<void*>(to + row * stride + 2 * column), &pair, sizeof pair);
+  std::memcpy(static_cast<void*>(to.data + row * to.layout.row + 2 * column), &pair, sizeof pair);
 }
 
-// A row whose numbers may be wider in the tile than in the tensor.
+// Some columns of a row, whose numbers may be wider in the tile than in the tensor.
 template <typename Scalar, typename Number>
-void copy_row(const Scalar* from, int64_t width, Number* to) {
+inline void copy_numbers(const Scalar* from, int64_t count, Number* to) {
   if constexpr (std::is_same_v<Scalar, Number>) {
-    std::memcpy(static_cast<void*>(to), from, width * sizeof(Scalar));
+    std::memcpy(static_cast<void*>(to), from, count * sizeof(Scalar));
   } else {
     int64_t column = 0;
-    for (; column + kLanes <= width; column += kLanes) {
+    for (; column + kLanes <= count; column += kLanes) {
       store(to + column, load(from + column));
     }
-    for (; column < width; ++column) {
+    for (; column < count; ++column) {
       to[column] = widen(from[column]);
     }
   }
 }
 
-template <typename Scalar, typename Number>
-void copy_rows(const Scalar* from, int64_t stride, int64_t count, int64_t width, const bool* real, Number* to,
-               int64_t padded_count, int64_t padded_width) {
-  for (int64_t row = 0; row < count; ++row, from += stride, to += padded_width) {
-    if (real && !real[row]) {
-      std::memset(static_cast<void*>(to), 0, padded_width * sizeof(Number));
-    } else {
-      copy_row(from, width, to);
-      std::memset(static_cast<void*>(to + width), 0, (padded_width - width) * sizeof(Number));
-    }
+// function(column, count): of the numbers of a row that lie side by side in both layouts, sixteen at a time
+template <typename Function>
+inline void for_each_panel(int64_t width, Function function) {
+  int64_t column = 0;
+  for (; column + kColumns <= width; column += kColumns) {
+    function(column, kColumns);
   }
-  std::memset(static_cast<void*>(to), 0, (padded_count - count) * padded_width * sizeof(Number));
+  if (column < width) {
+    function(column, width - column);
+  }
+}
+
+template <typename Scalar, typename Number>
+void copy_rows(const Matrix<const Scalar>& from, const Size& size, const bool* real, const Matrix<Number>& to, const Size& padded) {
+  for (int64_t row = 0; row < padded.rows; ++row) {
+    const int64_t width = row < size.rows && (!real || real[row]) ? size.columns : 0;
+    const Scalar* numbers = from.data + row * from.layout.row;
+    for_each_panel(padded.columns, [&](int64_t column, int64_t) {
+      Number* panel = to.data + to.layout.place(row, column);
+      const int64_t count = width - column < kColumns ? width - column : kColumns;
+      if (count == kColumns) {
+        copy_numbers(numbers + column, kColumns, panel);
+      } else {
+        std::memset(static_cast<void*>(panel), 0, kColumns * sizeof(Number));
+        copy_numbers(numbers + column, count > 0 ? count : 0, panel);
+      }
+    });
+  }
 }
 
 // Pairs of bfloat16 are words, which are moved whole.
-void transpose_words(const float* from, int64_t rows, int64_t columns, int64_t from_stride, float* to, int64_t stride) {
+void transpose_words(const Matrix<const float>& from, const Size& size, const Matrix<float>& to) {
   Floats block[kLanes];
-  for (int64_t row = 0; row < rows; row += kLanes) {
-    for (int64_t column = 0; column < columns; column += kLanes) {
+  for (int64_t row = 0; row < size.rows; row += kLanes) {
+    for (int64_t column = 0; column < size.columns; column += kLanes) {
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i) {
-        block[i] = vector_at<Floats>(reinterpret_cast<const char*>(from) + (row + i) * from_stride + column * sizeof(float));
+        block[i] = vector_at<Floats>(from.data + (row + i) * from.layout.row + column);
       }
       transpose_block(block);
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i) {
-        store(to + (column + i) * stride + row, block[i]);
+        store(to.data + (column + i) * to.layout.row + row, block[i]);
       }
     }
   }
 }
 
-template <typename Scalar>
-void transpose(const Scalar* from, int64_t rows, int64_t columns, int64_t from_stride, bool pairs, Scalar* to, int64_t stride) {
-  if (sizeof(Scalar) == 2 && pairs && columns % (2 * kLanes) == 0) {
-    transpose_words(reinterpret_cast<const float*>(from), rows, columns / 2, from_stride * 2, reinterpret_cast<float*>(to), stride);
+template <typename Number>
+void transpose(const Matrix<const Number>& from, const Size& size, bool pairs, const Matrix<Number>& to) {
+  if (sizeof(Number) == 2 && pairs && size.columns % (2 * kLanes) == 0 && from.layout.row % 2 == 0) {
+    const Matrix<const float> words{reinterpret_cast<const float*>(from.data), in_rows(from.layout.row / 2)};
+    transpose_words(words, {size.rows, size.columns / 2}, {reinterpret_cast<float*>(to.data), to.layout});
     return;
   }
   Floats block[kLanes];
-  for (int64_t row = 0; row < rows; row += kLanes) {
-    for (int64_t column = 0; column < columns; column += kLanes) {
+  for (int64_t row = 0; row < size.rows; row += kLanes) {
+    for (int64_t column = 0; column < size.columns; column += kLanes) {
+      const Number* first = from.data + from.layout.place(row, column);
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i) {
-        block[i] = load(from + (row + i) * from_stride + column);
+        block[i] = load(first + i * from.layout.row);
       }
       transpose_block(block);
 #pragma GCC unroll 8
       for (int i = 0; i < kLanes; i += 2) {
         if (pairs) {
-          store_pair(to, stride, column + i, row, block[i], block[i + 1]);
+          store_pair(to, column + i, row, block[i], block[i + 1]);
         } else {
-          store(to + (column + i) * stride + row, block[i]);
-          store(to + (column + i + 1) * stride + row, block[i + 1]);
+          store(to.data + to.layout.place(column + i, row), block[i]);
+          store(to.data + to.layout.place(column + i + 1, row), block[i + 1]);
         }
       }
     }
   }
 }
 
-template <typename Scalar>
-void pair_rows(const Scalar* from, int64_t rows, int64_t columns, int64_t stride, Scalar* to) {
-  for (int64_t row = 0; row < rows; row += 2) {
-    for (int64_t column = 0; column < columns; column += kLanes) {
-      store_pair(to, columns, row, column, load(from + row * stride + column), load(from + (row + 1) * stride + column));
+template <typename Number>
+void pair_rows(const Matrix<const Number>& from, const Size& size, Number* to) {
+  for (int64_t row = 0; row < size.rows; row += 2) {
+    const Number *first = from.data + row * from.layout.row, *second = first + from.layout.row;
+    for (int64_t column = 0; column < size.columns; column += kLanes) {
+      store_pair(Matrix<Number>{to, in_rows(size.columns)}, row, column, load(first + column), load(second + column));
     }
   }
 }
 
-template <typename H, typename Scalar>
-void weigh(const Tile& tile, const float* scores, Scalar* weights, float* sums, float* sums_log) {
+template <typename H, typename Number>
+void weigh(const Tile& tile, const float* scores, Number* weights, float* sums, float* sums_log) {
   const bool drop = tile.dropout.keys != nullptr;
-  for (int64_t i = 0; i < tile.rows; ++i, scores += tile.stride, weights += tile.stride) {
+  for (int64_t i = 0; i < tile.rows; ++i) {
     const int64_t visible = visible_columns(tile, i);
+    const float* from = scores + i * tile.layout.row;
+    Number* to = weights + i * tile.layout.row;
     Floats sum{}, sum_log{};
-    int64_t column = 0;
-    for (; column < visible; column += kLanes) {
-      Floats weight = hide(tile, H::value(load(scores + column) * tile.scale), column, visible);
-      if (sums) {
-        sum += weight;
+    for (int64_t first = 0; first < tile.columns; first += kColumns, from += tile.layout.panel, to += tile.layout.panel) {
+      if (first >= visible) {
+        std::memset(static_cast<void*>(to), 0, kColumns * sizeof(Number));
+        continue;
       }
-      if (sums_log) {
-        sum_log += weight * logarithm<false>(weight);
+#pragma GCC unroll 4
+      for (int part = 0; part < kColumns; part += kLanes) {
+        Floats weight = hide(tile, H::value(load(from + part) * tile.scale), first + part, visible);
+        if (sums) {
+          sum += weight;
+        }
+        if (sums_log) {
+          sum_log += weight * logarithm<false>(weight);
+        }
+        if (drop) {
+          weight *= dropout_factors(tile.dropout, tile.dropout.keys[i], tile.first_column + first + part);
+        }
+        store(to + part, weight);
       }
-      if (drop) {
-        weight *= dropout_factors(tile.dropout, tile.dropout.keys[i], tile.first_column + column);
-      }
-      store(weights + column, weight);
-    }
-    if (column < tile.columns) {
-      std::memset(static_cast<void*>(weights + column), 0, (tile.columns - column) * sizeof(Scalar));
     }
     if (sums && visible) {
       sums[i] += sum_of(sum);
@@ -212,8 +237,8 @@ struct RowGain {
 template <typename H>
 inline void differentiate_vector(const Tile& tile, const RowGain& row, const float* scores, const float* gradients,
                                  int64_t column, Floats& gradient, Floats& weight) {
-  const Floats x = load(scores + column) * tile.scale;
-  Floats u = H::value(x), g = load(gradients + column);
+  const Floats x = load(scores) * tile.scale;
+  Floats u = H::value(x), g = load(gradients);
   Floats factors = all(1.0f);
   if (tile.dropout.keys) {
     factors = dropout_factors(tile.dropout, row.key, tile.first_column + column);
@@ -227,77 +252,90 @@ inline void differentiate_vector(const Tile& tile, const RowGain& row, const flo
   weight = hide(tile, u * factors, column, row.visible);
 }
 
-template <typename H, typename Scalar>
-void differentiate(const Tile& tile, const float* scores, const float* gradients, const float* rho, const float* tau,
-                   Scalar* weights, Scalar* rows, Scalar* pairs) {
+template <typename H, typename Number>
+void differentiate(const Tile& tile, const float* scores, const float* gradients, const float* rho, const float* tau, Number* weights,
+                   Number* rows, Number* pairs) {
   const bool drop = tile.dropout.keys != nullptr;
+  auto gain_of = [&](int64_t i) {
+    return RowGain{rho ? rho[i] : 0.0f, tau ? tau[i] : 0.0f, drop ? tile.dropout.keys[i] : 0, visible_columns(tile, i)};
+  };
+  const Matrix<Number> to_weights{weights, tile.layout}, to_rows{rows, tile.layout}, to_pairs{pairs, tile.layout};
   for (int64_t i = 0; i < tile.rows; i += 2) {
-    const RowGain first{rho ? rho[i] : 0.0f, tau ? tau[i] : 0.0f, drop ? tile.dropout.keys[i] : 0, visible_columns(tile, i)};
-    const RowGain second{rho ? rho[i + 1] : 0.0f, tau ? tau[i + 1] : 0.0f, drop ? tile.dropout.keys[i + 1] : 0, visible_columns(tile, i + 1)};
-    const float* scores_of[] = {scores + i * tile.stride, scores + (i + 1) * tile.stride};
-    const float* gradients_of[] = {gradients + i * tile.stride, gradients + (i + 1) * tile.stride};
+    const RowGain first = gain_of(i), second = gain_of(i + 1);
     const int64_t visible = first.visible < second.visible ? second.visible : first.visible;
     for (int64_t column = 0; column < tile.columns; column += kLanes) {
       Floats gradient[2] = {}, weight[2] = {};
       if (column < visible) {
-        differentiate_vector<H>(tile, first, scores_of[0], gradients_of[0], column, gradient[0], weight[0]);
-        differentiate_vector<H>(tile, second, scores_of[1], gradients_of[1], column, gradient[1], weight[1]);
+        const int64_t place = tile.layout.place(i, column), next = place + tile.layout.row;
+        differentiate_vector<H>(tile, first, scores + place, gradients + place, column, gradient[0], weight[0]);
+        differentiate_vector<H>(tile, second, scores + next, gradients + next, column, gradient[1], weight[1]);
       }
-      store_pair(weights, tile.stride, i, column, weight[0], weight[1]);
-      store_pair(pairs, tile.stride, i, column, gradient[0], gradient[1]);
-      if (static_cast<void*>(rows) != static_cast<void*>(pairs)) {
-        store(rows + i * tile.stride + column, gradient[0]);
-        store(rows + (i + 1) * tile.stride + column, gradient[1]);
+      store_pair(to_weights, i, column, weight[0], weight[1]);
+      store_pair(to_pairs, i, column, gradient[0], gradient[1]);
+      if (rows != pairs) {
+        store(rows + to_rows.layout.place(i, column), gradient[0]);
+        store(rows + to_rows.layout.place(i + 1, column), gradient[1]);
       }
     }
   }
 }
 
+// Some numbers of a row, to a tensor.
 template <typename Scalar>
-void write_rows(const float* values, int64_t values_stride, const float* factors, int64_t rows, int64_t width, Scalar* to, int64_t stride) {
-  for (int64_t row = 0; row < rows; ++row, values += values_stride, to += stride) {
-    const float factor = factors ? factors[row] : 1.0f;
-    int64_t column = 0;
-    for (; column + kLanes <= width; column += kLanes) {
-      store(to + column, load(values + column) * factor);
-    }
-    for (; column < width; ++column) {
-      narrow(to + column, values[column] * factor);
-    }
+inline void write_numbers(const float* values, float factor, int64_t count, Scalar* to) {
+  int64_t column = 0;
+  for (; column + kLanes <= count; column += kLanes) {
+    store(to + column, load(values + column) * factor);
+  }
+  for (; column < count; ++column) {
+    narrow(to + column, values[column] * factor);
   }
 }
 
 template <typename Scalar>
-void write_transposed(const float* values, int64_t values_stride, int64_t rows, int64_t width, Scalar* to, int64_t stride) {
+void write_rows(const Matrix<const float>& values, const float* factors, const Size& size, const Matrix<Scalar>& to) {
+  for (int64_t row = 0; row < size.rows; ++row) {
+    for_each_panel(size.columns, [&](int64_t column, int64_t count) {
+      const float* from = values.data + values.layout.place(row, column);
+      write_numbers(from, factors ? factors[row] : 1.0f, count, to.data + row * to.layout.row + column);
+    });
+  }
+}
+
+template <typename Scalar>
+void write_transposed(const Matrix<const float>& values, const Size& size, const Matrix<Scalar>& to) {
   Floats block[kLanes];
-  for (int64_t row = 0; row < rows; row += kLanes) {
-    const int64_t count = smaller(kLanes, rows - row);
-    for (int64_t column = 0; column < width; column += kLanes) {
+  for (int64_t row = 0; row < size.rows; row += kLanes) {
+    const int64_t count = smaller(kLanes, size.rows - row);
+    for (int64_t column = 0; column < size.columns; column += kLanes) {
+      const float* first = values.data + values.layout.place(column, row);
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i) {
-        block[i] = load(values + (column + i) * values_stride + row);
+        block[i] = load(first + i * values.layout.row);
       }
       transpose_block(block);
-      if (count == kLanes && column + kLanes <= width) {
+      Scalar* target = to.data + row * to.layout.row + column;
+      if (count == kLanes && column + kLanes <= size.columns) {
 #pragma GCC unroll 16
         for (int i = 0; i < kLanes; ++i) {
-          store(to + (row + i) * stride + column, block[i]);
+          store(target + i * to.layout.row, block[i]);
         }
         continue;
       }
-      const int64_t wide = smaller(kLanes, width - column);
-      write_rows(reinterpret_cast<const float*>(block), kLanes, nullptr, count, wide, to + row * stride + column, stride);
+      for (int64_t i = 0; i < count; ++i) {
+        write_numbers(reinterpret_cast<const float*>(block + i), 1.0f, smaller(kLanes, size.columns - column), target + i * to.layout.row);
+      }
     }
   }
 }
 
 template <typename Scalar, typename Number>
-void scale_rows(const Scalar* from, int64_t stride, int64_t count, int64_t width, const float* factors, Number* to,
-                int64_t padded_count, int64_t padded_width) {
-  copy_rows(from, stride, count, width, nullptr, to, padded_count, padded_width);
-  for (int64_t row = 0; factors && row < count; ++row, to += padded_width) {
-    for (int64_t column = 0; column < padded_width; column += kLanes) {
-      store(to + column, load(to + column) * factors[row]);
+void scale_rows(const Matrix<const Scalar>& from, const Size& size, const float* factors, const Matrix<Number>& to, const Size& padded) {
+  copy_rows(from, size, nullptr, to, padded);
+  for (int64_t row = 0; factors && row < size.rows; ++row) {
+    for (int64_t column = 0; column < padded.columns; column += kLanes) {
+      Number* numbers = to.data + to.layout.place(row, column);
+      store(numbers, load(numbers) * factors[row]);
     }
   }
 }
@@ -344,31 +382,30 @@ void add_values(const float* weights, const Scalar* values, int64_t stride, int6
 }
 
 template <typename H, typename Scalar>
-void attend_row(const Tile& tile, const Scalar* query, const Scalar* keys, int64_t key_stride, const Scalar* values,
-                int64_t value_stride, int64_t dims, int64_t dims_v, const bool* real, float* weights, float* output,
-                float* sums, float* sums_log) {
-  const int64_t visible = visible_columns(tile, 0);
+void attend_row(const Tile& tile, const Row<Scalar>& row, float* weights, float* output, float* sums, float* sums_log) {
+  const int64_t visible = visible_columns(tile, 0), key_stride = row.keys.layout.row, value_stride = row.values.layout.row;
   for (int64_t j = 0; j < visible; j += kLanes) {
-    store(weights + j, dots(query, keys + j * key_stride, key_stride, smaller(kLanes, visible - j), dims));
+    store(weights + j, dots(row.query, row.keys.data + j * key_stride, key_stride, smaller(kLanes, visible - j), row.dims));
   }
-  for (int64_t j = 0; real && j < visible; ++j) {
-    weights[j] = real[j] ? weights[j] : 0.0f;
+  for (int64_t j = 0; row.real && j < visible; ++j) {
+    weights[j] = row.real[j] ? weights[j] : 0.0f;
   }
-  Tile row = tile;
-  row.rows = 1;
-  row.columns = round_up(visible, kLanes);
-  weigh<H, float>(row, weights, weights, sums, sums_log);
+  Tile alone = tile;
+  alone.rows = 1;
+  alone.columns = round_up(visible, kColumns);
+  alone.layout = in_rows(alone.columns);
+  weigh<H, float>(alone, weights, weights, sums, sums_log);
   int64_t i = 0;
-  for (; i + 4 * kLanes <= dims_v; i += 4 * kLanes) {
-    add_values<4>(weights, values + i, value_stride, visible, real, output + i);
+  for (; i + 4 * kLanes <= row.dims_v; i += 4 * kLanes) {
+    add_values<4>(weights, row.values.data + i, value_stride, visible, row.real, output + i);
   }
-  for (; i + kLanes <= dims_v; i += kLanes) {
-    add_values<1>(weights, values + i, value_stride, visible, real, output + i);
+  for (; i + kLanes <= row.dims_v; i += kLanes) {
+    add_values<1>(weights, row.values.data + i, value_stride, visible, row.real, output + i);
   }
-  for (; i < dims_v; ++i) {
+  for (; i < row.dims_v; ++i) {
     output[i] = 0.0f;
     for (int64_t j = 0; j < visible; ++j) {
-      output[i] += real && !real[j] ? 0.0f : weights[j] * widen(values[j * value_stride + i]);
+      output[i] += row.real && !row.real[j] ? 0.0f : weights[j] * widen(row.values.data[j * value_stride + i]);
     }
   }
 }
@@ -380,8 +417,8 @@ constexpr Kernels<Scalar, Number> kernels_of() {
     function<Relu, Type>, function<Relu2, Type>, function<Relu6, Type>, function<Sigmoid, Type>,                          \
         function<Softplus, Type>, function<Gelu, Type>, function<Identity, Type>                                          \
   }
-  return {copy_rows<Scalar, Number>, transpose<Number>, pair_rows<Number>, RELUFORMER_EACH(weigh, Number),
-          RELUFORMER_EACH(differentiate, Number), write_rows<Scalar>, write_transposed<Scalar>, scale_rows<Scalar, Number>,
+  return {multiply, copy_rows<Scalar, Number>, scale_rows<Scalar, Number>, transpose<Number>, pair_rows<Number>,
+          RELUFORMER_EACH(weigh, Number), RELUFORMER_EACH(differentiate, Number), write_rows<Scalar>, write_transposed<Scalar>,
           RELUFORMER_EACH(attend_row, Scalar)};
 #undef RELUFORMER_EACH
 }

@@ -17,25 +17,18 @@ struct Outputs {
   RowNumbers row_sum, row_sum_log;
 };
 
-// A first factor of a product.
-template <typename Number>
-struct Factor {
-  const Number* data;
-  int64_t stride;
-};
-
-// Rows of a tensor with zeros behind them; where nothing is to be widened or padded, its own memory.
+// Rows of a tensor as a first factor with zeros behind them; where nothing is to be widened or padded, its own memory.
 template <typename Scalar, typename Number>
-Factor<Number> padded_rows(const Kernels<Scalar, Number>& kernels, const Heads<const Scalar>& tensor, const Piece& piece, const Rows& rows,
-                           int64_t dims, int64_t padded_count, Number* room, int64_t padded) {
-  const Scalar* from = tensor.row(piece.batch, rows.head, rows.begin);
+Matrix<const Number> padded_rows(const Kernels<Scalar, Number>& kernels, const Matrix<const Scalar>& from, const Size& size, const Size& padded,
+                                 Number* room) {
   if constexpr (std::is_same_v<Scalar, Number>) {
-    if (rows.count == padded_count && dims == padded) {
-      return {from, tensor.stride};
+    if (size.rows == padded.rows && size.columns == padded.columns) {
+      return from;
     }
   }
-  kernels.copy_rows(from, tensor.stride, rows.count, dims, nullptr, room, padded_count, padded);
-  return {room, padded};
+  const Matrix<Number> to{room, tile_layout<Number>(padded)};
+  kernels.copy_rows(from, size, nullptr, to, padded);
+  return to;
 }
 
 // S and T of some rows from sums of u and of u log u.
@@ -54,7 +47,8 @@ inline void write_statistics(const RowNumbers& row_sum, const RowNumbers& row_su
 
 // Few queries: each passes over keys and values as they lie in memory.
 template <typename Scalar, typename Number>
-void forward_few(const Kernels<Scalar, Number>& kernels, const Piece& piece, const Call& call, const Inputs<Scalar>& in, const Outputs<Scalar>& out) {
+void forward_few(const Kernels<Scalar, Number>& kernels, const Piece& piece, const Call& call, const Inputs<Scalar>& in,
+                 const Outputs<Scalar>& out) {
   const int64_t count = real_length(piece);
   float *weights, *output;
   int32_t* masks;
@@ -64,29 +58,30 @@ void forward_few(const Kernels<Scalar, Number>& kernels, const Piece& piece, con
     masks = scratch_of_this_thread().part<int32_t>(round_up(count, kColumns));
   });
   const int32_t* real_keys = masks_of_keys(piece, call, count, masks);
-  const Scalar* keys = in.key.row(piece.batch, piece.key_head, piece.key_begin);
-  const Scalar* values = in.value.row(piece.batch, piece.key_head, piece.key_begin);
+  const Matrix<const Scalar> keys = in.key.rows(piece.batch, piece.key_head, piece.key_begin);
+  const Matrix<const Scalar> values = in.value.rows(piece.batch, piece.key_head, piece.key_begin);
   const Columns<Number> whole{count, call.dims};
   for (int64_t head = piece.first_head; head < piece.first_head + piece.heads; ++head) {
-    for (int64_t row = piece.query_begin; row < piece.query_end; ++row) {
-      const Rows rows{head, row, 1, 1, count};
+    for (int64_t index = piece.query_begin; index < piece.query_end; ++index) {
+      const Rows rows{head, index, 1, 1, count};
       uint32_t key;
       fill_dropout_keys(piece, call, rows, &key);
       Tile tile = tile_of(piece, call, rows, whole, 0, real_keys, &key);
       tile.limit = count;  // all keys are one tile
+      const Row<Scalar> row{in.query.row(piece.batch, head, index), keys, values, call.dims, call.dims_v, piece.real};
       float sum = 0.0f, sum_log = 0.0f;
-      kernels.attend_row[call.activation](
-          tile, in.query.row(piece.batch, head, row), keys, in.key.stride, values, in.value.stride, call.dims, call.dims_v,
-          piece.real, weights, output, call.statistics > 0 ? &sum : nullptr, call.statistics > 1 ? &sum_log : nullptr);
-      const float* scale = in.row_scale.row(piece.batch, head, row);
+      kernels.attend_row[call.activation](tile, row, weights, output, call.statistics > 0 ? &sum : nullptr,
+                                          call.statistics > 1 ? &sum_log : nullptr);
+      const float* scale = in.row_scale.row(piece.batch, head, index);
       write_statistics(out.row_sum, out.row_sum_log, scale, piece, rows, &sum, &sum_log);
-      kernels.write_rows(output, call.dims_v, scale, 1, call.dims_v, out.output.row(piece.batch, head, row), out.output.stride);
+      kernels.write_rows({output, in_rows(call.dims_v)}, scale, {1, call.dims_v}, out.output.rows(piece.batch, head, index));
     }
   }
 }
 
 template <typename Scalar, typename Number>
-void forward_piece(const Kernels<Scalar, Number>& kernels, const Piece& piece, const Call& call, const Inputs<Scalar>& in, const Outputs<Scalar>& out) {
+void forward_piece(const Kernels<Scalar, Number>& kernels, const Piece& piece, const Call& call, const Inputs<Scalar>& in,
+                   const Outputs<Scalar>& out) {
   if (piece.query_end - piece.query_begin <= kSingleRows) {
     forward_few(kernels, piece, call, in, out);
     return;
@@ -111,10 +106,12 @@ void forward_piece(const Kernels<Scalar, Number>& kernels, const Piece& piece, c
     masks = scratch.part<int32_t>(round_up(count, kColumns));
   });
   const int32_t* real_keys = masks_of_keys(piece, call, count, masks);
-  keys.fill(kernels, in.key.row(piece.batch, piece.key_head, piece.key_begin), in.key.stride, call.dims, piece.real);
-  values.fill(kernels, in.value.row(piece.batch, piece.key_head, piece.key_begin), in.value.stride, call.dims_v, piece.real);
+  keys.fill(kernels, in.key.rows(piece.batch, piece.key_head, piece.key_begin), call.dims, piece.real);
+  values.fill(kernels, in.value.rows(piece.batch, piece.key_head, piece.key_begin), call.dims_v, piece.real);
   for_each_rows(piece, call, count, [&](const Rows& rows) {
-    const Factor<Number> queries = padded_rows(kernels, in.query, piece, rows, call.dims, rows.padded, query, keys.padded);
+    const Matrix<const Scalar> of_tensor = in.query.rows(piece.batch, rows.head, rows.begin);
+    const Matrix<const Number> queries = padded_rows(kernels, of_tensor, {rows.count, call.dims}, {rows.padded, keys.padded}, query);
+    const Matrix<float> outputs{output, tile_layout<Number>({rows.padded, values.padded})};
     fill_dropout_keys(piece, call, rows, row_keys);
     std::fill_n(sums, kQueries, 0.0f);
     std::fill_n(sums_log, kQueries, 0.0f);
@@ -122,14 +119,15 @@ void forward_piece(const Kernels<Scalar, Number>& kernels, const Piece& piece, c
       std::fill_n(output, kQueries * values.padded, 0.0f);
     }
     for (int64_t index = 0; index * keys.width < rows.seen; ++index) {
-      Tile tile = tile_of(piece, call, rows, keys, index, real_keys, row_keys);
-      multiply(tile.rows, tile.columns, keys.padded, queries.data, queries.stride, keys.tile(keys.transposed, index), keys.width, scores, keys.width, false);
+      const Tile tile = tile_of(piece, call, rows, keys, index, real_keys, row_keys);
+      const Matrix<Number> tile_weights{weights, tile.layout};
+      multiply(kernels, {tile.rows, tile.columns, keys.padded, queries, keys.transposed_factor(index), {scores, tile.layout}, false});
       kernels.weigh[call.activation](tile, scores, weights, call.statistics > 0 ? sums : nullptr, call.statistics > 1 ? sums_log : nullptr);
-      multiply(tile.rows, values.padded, tile.columns, weights, keys.width, values.factor(index), values.factor_stride(), output, values.padded, index > 0);
+      multiply(kernels, {tile.rows, values.padded, tile.columns, tile_weights, values.factor(index), outputs, index > 0});
     }
     const float* scale = in.row_scale.row(piece.batch, rows.head, rows.begin);
     write_statistics(out.row_sum, out.row_sum_log, scale, piece, rows, sums, sums_log);
-    kernels.write_rows(output, values.padded, scale, rows.count, call.dims_v, out.output.row(piece.batch, rows.head, rows.begin), out.output.stride);
+    kernels.write_rows(outputs, scale, {rows.count, call.dims_v}, out.output.rows(piece.batch, rows.head, rows.begin));
   });
 }
 
@@ -148,13 +146,12 @@ struct KeySums {
 
 // Sums of a piece → rows of the gradient of its keys or values; zeros for keys behind the last real one.
 template <typename Scalar, typename Number>
-void write_key_gradient(const Kernels<Scalar, Number>& kernels, const Piece& piece, int64_t dims, const float* sums, const Heads<Scalar>& gradient) {
+void write_key_gradient(const Kernels<Scalar, Number>& kernels, const Piece& piece, int64_t dims, float* sums, const Heads<Scalar>& gradient) {
   const int64_t count = real_length(piece), length = piece.key_end - piece.key_begin;
   const Columns<Number> columns(count, dims);
   for (int64_t index = 0; index * columns.width < count; ++index) {
     const int64_t first = index * columns.width, used = std::min(columns.width, count - first);
-    kernels.write_transposed(sums + first * columns.padded, columns.width, used, dims,
-                             gradient.row(piece.batch, piece.key_head, piece.key_begin + first), gradient.stride);
+    kernels.write_transposed(columns.sum(sums, index), {used, dims}, gradient.rows(piece.batch, piece.key_head, piece.key_begin + first));
   }
   for (int64_t j = count; j < length; ++j) {
     std::memset(static_cast<void*>(gradient.row(piece.batch, piece.key_head, piece.key_begin + j)), 0, dims * sizeof(Scalar));
@@ -210,31 +207,37 @@ void backward_piece(const Kernels<Scalar, Number>& kernels, const Piece& piece, 
   std::fill_n(total.key, keys.size(), 0.0f);
   std::fill_n(total.value, values.size(), 0.0f);
   const int32_t* real_keys = masks_of_keys(piece, call, count, masks);
-  keys.fill(kernels, in.key.row(piece.batch, piece.key_head, piece.key_begin), in.key.stride, call.dims, piece.real);
-  values.fill(kernels, in.value.row(piece.batch, piece.key_head, piece.key_begin), in.value.stride, call.dims_v, piece.real);
+  keys.fill(kernels, in.key.rows(piece.batch, piece.key_head, piece.key_begin), call.dims, piece.real);
+  values.fill(kernels, in.value.rows(piece.batch, piece.key_head, piece.key_begin), call.dims_v, piece.real);
   for_each_rows(piece, call, count, [&](const Rows& rows) {
     const float* scale = in.row_scale.row(piece.batch, rows.head, rows.begin);
-    const int64_t sixteens = round_up(rows.count, kColumns);
-    const Factor<Number> queries = padded_rows(kernels, in.query, piece, rows, call.dims, sixteens, query, keys.padded);
-    kernels.scale_rows(gradients.output.row(piece.batch, rows.head, rows.begin), gradients.output.stride, rows.count, call.dims_v, scale, incoming, sixteens, values.padded);
-    kernels.transpose(queries.data, sixteens, keys.padded, queries.stride, false, query_transposed, kQueries);
-    kernels.transpose(incoming, sixteens, values.padded, values.padded, false, incoming_transposed, kQueries);
+    const Size padded{round_up(rows.count, kColumns), keys.padded}, padded_v{padded.rows, values.padded};
+    const Matrix<const Scalar> of_tensor = in.query.rows(piece.batch, rows.head, rows.begin);
+    const Matrix<const Number> queries = padded_rows(kernels, of_tensor, {rows.count, call.dims}, padded, query);
+    const Matrix<Number> incomings{incoming, tile_layout<Number>(padded_v)};
+    kernels.scale_rows(gradients.output.rows(piece.batch, rows.head, rows.begin), {rows.count, call.dims_v}, scale, incomings, padded_v);
+    // (dims, queries)
+    const Matrix<Number> transposed_queries{query_transposed, tile_layout<Number>({keys.padded, kQueries})};
+    const Matrix<Number> transposed_incomings{incoming_transposed, tile_layout<Number>({values.padded, kQueries})};
+    kernels.transpose(queries, padded, false, transposed_queries);
+    kernels.transpose(incomings, padded_v, false, transposed_incomings);
     fill_dropout_keys(piece, call, rows, row_keys);
     fill_gains(gradients.row_sum, gradients.row_sum_log, scale, piece, rows, rho, tau);
     if (rows.seen == 0) {
       std::fill_n(grad_query, kQueries * keys.padded, 0.0f);
     }
+    const Matrix<float> grad_queries{grad_query, tile_layout<Number>({rows.padded, keys.padded})};
     for (int64_t index = 0; index * keys.width < rows.seen; ++index) {
       const Tile tile = tile_of(piece, call, rows, keys, index, real_keys, row_keys);
-      const int64_t at = index * keys.width;
-      multiply(tile.rows, tile.columns, keys.padded, queries.data, queries.stride, keys.tile(keys.transposed, index), keys.width, scores, keys.width, false);
-      multiply(tile.rows, tile.columns, values.padded, incoming, values.padded, values.tile(values.transposed, index), keys.width, gradient, keys.width, false);
+      multiply(kernels, {tile.rows, tile.columns, keys.padded, queries, keys.transposed_factor(index), {scores, tile.layout}, false});
+      multiply(kernels, {tile.rows, tile.columns, values.padded, incomings, values.transposed_factor(index), {gradient, tile.layout}, false});
       kernels.differentiate[call.activation](tile, scores, gradient, rho, tau, weights, rows_of_gradient, pairs);
-      multiply(tile.rows, keys.padded, tile.columns, rows_of_gradient, keys.width, keys.factor(index), keys.factor_stride(), grad_query, keys.padded, index > 0);
-      multiply(keys.padded, tile.columns, tile.rows, query_transposed, kQueries, pairs, keys.width, total.key + at * keys.padded, keys.width, true);
-      multiply(values.padded, tile.columns, tile.rows, incoming_transposed, kQueries, weights, keys.width, total.value + at * values.padded, keys.width, true);
+      const Matrix<Number> as_rows{rows_of_gradient, tile.layout}, as_pairs{pairs, tile.layout}, weight_pairs{weights, tile.layout};
+      multiply(kernels, {tile.rows, keys.padded, tile.columns, as_rows, keys.factor(index), grad_queries, index > 0});
+      multiply(kernels, {keys.padded, tile.columns, tile.rows, transposed_queries, as_pairs, keys.sum(total.key, index), true});
+      multiply(kernels, {values.padded, tile.columns, tile.rows, transposed_incomings, weight_pairs, values.sum(total.value, index), true});
     }
-    kernels.write_rows(grad_query, keys.padded, nullptr, rows.count, call.dims, gradients.query.row(piece.batch, rows.head, rows.begin), gradients.query.stride);
+    kernels.write_rows(grad_queries, nullptr, {rows.count, call.dims}, gradients.query.rows(piece.batch, rows.head, rows.begin));
   });
   if (!shared.key) {
     write_key_gradient(kernels, piece, call.dims, total.key, gradients.key);

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "attention/kernels.h"
+#include "matrix.h"
 
 namespace reluformer {
 

@@ -23,9 +23,13 @@
 namespace {
 
 using at::Tensor;
+using reluformer::in_panels;
+using reluformer::in_rows;
+using reluformer::kColumns;
 using reluformer::kDepth;
 using reluformer::kInputs;
 using reluformer::kOutputs;
+using reluformer::Matrix;
 using reluformer::PackedBytes;
 using reluformer::PackedFloats;
 using reluformer::Weighing;
@@ -55,6 +59,28 @@ void pack(const float* from, int64_t outputs, int64_t inputs, int64_t output_str
       to[(n / kOutputs * inputs + i) * kOutputs + n % kOutputs] = from[n * output_stride + i * input_stride];
     }
   }
+}
+
+// Rows as the first factor of a product: as they lie, or if they are many, copied to panels. Rows that are a power of two apart, as those
+// of most models are, share few places of the first cache.
+Matrix<const float> as_factor(const Tensor& rows, Tensor& room) {
+  constexpr int64_t kFewRows = 8;
+  const int64_t count = rows.size(0), width = rows.size(1);
+  const auto* from = rows.const_data_ptr<float>();
+  if (count <= kFewRows) {
+    return {from, in_rows(width)};
+  }
+  const reluformer::Layout panels = in_panels(count);
+  room = at::empty({reluformer::round_up(width, kColumns) * count}, at::kFloat);
+  auto* to = room.mutable_data_ptr<float>();
+  for_each((width + kColumns - 1) / kColumns, count * kColumns, [&](int64_t begin, int64_t end) {
+    for (int64_t row = 0; row < count; ++row) {
+      for (int64_t column = begin * kColumns; column < std::min(end * kColumns, width); column += kColumns) {
+        std::copy_n(from + row * width + column, std::min(kColumns, width - column), to + panels.place(row, column));
+      }
+    }
+  });
+  return {to, panels};
 }
 
 // A linear layer of float32 weights, or of int8 weights with a scale for each output.
@@ -92,9 +118,10 @@ struct Linear {
     auto* to = output.mutable_data_ptr<float>();
     if (!scales.defined()) {
       const PackedFloats matrix{packed.const_data_ptr<float>(), biases.const_data_ptr<float>(), inputs, outputs};
-      const auto* from = x.const_data_ptr<float>();
+      Tensor room;
+      const Matrix<const float> from = as_factor(x, room);
       for_each(blocks, rows * inputs * kOutputs, [&](int64_t begin, int64_t end) {
-        kernels().multiply_floats(matrix, from, inputs, rows, begin, end, to, outputs);
+        kernels().multiply_floats(matrix, from, rows, begin, end, to, outputs);
       });
       return output;
     }
@@ -154,11 +181,11 @@ struct PackedHead {
   void attend(const float* packed, const float* queries, int64_t stride, int64_t count, const Weighing& weighing, float* room, float* to,
               int64_t to_stride) const {
     const PackedFloats keys{packed, nullptr, dims, tokens}, values{packed + blocks_of(tokens) * dims * kOutputs, nullptr, tokens, dims};
-    kernels().multiply_floats(keys, queries, stride, count, 0, blocks_of(tokens), room, tokens);
+    kernels().multiply_floats(keys, {queries, in_rows(stride)}, count, 0, blocks_of(tokens), room, tokens);
     for (int64_t row = 0; row < count; ++row) {
       kernels().weigh(room + row * tokens, tokens, weighing);
     }
-    kernels().multiply_floats(values, room, tokens, count, 0, blocks_of(dims), to, to_stride);
+    kernels().multiply_floats(values, {room, in_rows(tokens)}, count, 0, blocks_of(dims), to, to_stride);
   }
 };
 

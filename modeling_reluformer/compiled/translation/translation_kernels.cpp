@@ -20,6 +20,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "product.h"
 #include "vectors.h"
 
 namespace reluformer {
@@ -123,58 +124,6 @@ void attend(const Cached& call, const Weighing& weighing, float* room, float* ou
   }
 }
 
-constexpr int64_t kNearRows = 64;  // of many outputs each: more lie on more pages of memory than a processor knows the places of
-
-// Every sum is one chain of fused multiply-adds in the order of the inputs: the same with every instruction set, number of rows and thread.
-inline Floats fused(float a, Floats b, Floats c) {
-#if defined(__aarch64__)
-  return reinterpret_cast<Floats>(vfmaq_n_f32(reinterpret_cast<float32x4_t>(c), reinterpret_cast<float32x4_t>(b), a));
-#elif defined(__AVX512F__)
-  return reinterpret_cast<Floats>(_mm512_fmadd_ps(_mm512_set1_ps(a), reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(c)));
-#else
-  return reinterpret_cast<Floats>(_mm256_fmadd_ps(_mm256_set1_ps(a), reinterpret_cast<__m256>(b), reinterpret_cast<__m256>(c)));
-#endif
-}
-
-#ifdef __AVX512F__
-constexpr int kFloatRows = 8, kNearBlocks = 2, kBlocksOfFewRows = 4;
-#elif defined(__aarch64__)
-constexpr int kFloatRows = 6, kNearBlocks = 1, kBlocksOfFewRows = 2;
-#else
-constexpr int kFloatRows = 6, kNearBlocks = 1, kBlocksOfFewRows = 4;
-#endif
-
-// R rows and B neighbouring blocks of sixteen outputs
-template <int R, int B>
-void multiply_float_rows(const PackedFloats& matrix, const float* from, int64_t stride, int64_t block, float* to, int64_t to_stride) {
-  constexpr int kParts = B * kOutputs / kLanes;
-  const int64_t of_block = kOutputs * matrix.inputs;
-  const float* weights = matrix.weights + block * of_block;
-  Floats total[R][kParts] = {};
-  for (int64_t i = 0; i < matrix.inputs; ++i) {
-#pragma GCC unroll 8
-    for (int part = 0; part < kParts; ++part) {
-      const Floats values = load(weights + part * kLanes / kOutputs * of_block + part * kLanes % kOutputs + i * kOutputs);
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-        total[r][part] = fused(from[r * stride + i], values, total[r][part]);
-      }
-    }
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-    float sums[B * kOutputs];
-    std::memcpy(sums, total[r], sizeof sums);
-    for (int b = 0; b < B; ++b) {
-      const int64_t first = (block + b) * kOutputs;
-      write(to + r * to_stride + first, std::min(kOutputs, matrix.outputs - first), [&](auto read, int64_t n) {
-        const auto sum = read(sums + b * kOutputs + n);
-        return matrix.biases ? sum + read(matrix.biases + first + n) : sum;
-      });
-    }
-  }
-}
-
 template <int N>
 using Count = std::integral_constant<int, N>;
 
@@ -196,21 +145,41 @@ void for_blocks(int64_t count, int64_t& block, int64_t end, Function function) {
   }
 }
 
-void multiply_floats(const PackedFloats& matrix, const float* from, int64_t stride, int64_t count, int64_t begin, int64_t end, float* to,
+// Rows that share a pass over the weights, and inputs of a panel that stays in the first cache until all of these rows have met it.
+constexpr int64_t kRowsAtATime = 128, kInputsAtATime = 256;
+
+void multiply_floats(const PackedFloats& matrix, const Matrix<const float>& from, int64_t count, int64_t begin, int64_t end, float* to,
                      int64_t to_stride) {
-  if (count > kNearRows) {
-    multiply_floats(matrix, from, stride, kNearRows, begin, end, to, to_stride);
-    multiply_floats(matrix, from + kNearRows * stride, stride, count - kNearRows, begin, end, to + kNearRows * to_stride, to_stride);
+  if (count > kRowsAtATime) {
+    const Matrix<const float> others{from.data + kRowsAtATime * from.layout.row, from.layout};
+    multiply_floats(matrix, from, kRowsAtATime, begin, end, to, to_stride);
+    multiply_floats(matrix, others, count - kRowsAtATime, begin, end, to + kRowsAtATime * to_stride, to_stride);
     return;
   }
-  auto multiply_rows = [&](auto rows, auto blocks, int64_t row, int64_t block) {
-    multiply_float_rows<rows, blocks>(matrix, from + row * stride, stride, block, to + row * to_stride, to_stride);
-  };
-  if (count <= 2) {  // as many sums as a processor has under way, since each waits for the one before it
-    for_blocks<2, kBlocksOfFewRows>(count, begin, end, multiply_rows);
+  float sums[std::max<int64_t>(kRowsAtATime * kProductPanels, kProductRows * kMostPanels) * kOutputs];
+  const int64_t most = count <= kProductRows ? kMostPanels : kProductPanels;
+  for (int64_t block = begin; block < end; block += most) {
+    const int64_t blocks = std::min(most, end - block);
+    const Matrix<const float> weights{matrix.weights + block * kOutputs * matrix.inputs, in_panels(matrix.inputs)};
+    Product<float> product{count, blocks * kOutputs, 0, from, weights, {sums, in_panels(count)}, false};
+    for (int64_t first = 0; first < matrix.inputs; first += kInputsAtATime) {
+      product.depth = std::min(kInputsAtATime, matrix.inputs - first);
+      product.add = first > 0;
+      multiply(product);
+      product.a.data += from.layout.place(0, kInputsAtATime);
+      product.b.data += weights.layout.place(kInputsAtATime, 0);
+    }
+    for (int64_t row = 0; row < count; ++row) {
+      for (int64_t b = 0; b < blocks; ++b) {
+        const int64_t first = (block + b) * kOutputs;
+        const float* of_block = sums + product.c.layout.place(row, b * kOutputs);
+        write(to + row * to_stride + first, std::min(kOutputs, matrix.outputs - first), [&](auto read, int64_t n) {
+          const auto sum = read(of_block + n);
+          return matrix.biases ? sum + read(matrix.biases + first + n) : sum;
+        });
+      }
+    }
   }
-  for_blocks<kFloatRows, kNearBlocks>(count, begin, end, multiply_rows);
-  for_blocks<kFloatRows, 1>(count, begin, end, multiply_rows);
 }
 
 void quantize(const float* from, int64_t count, int64_t width, uint8_t* bytes, int64_t stride, float* scales) {

@@ -3,11 +3,11 @@
 
 #include <cstdint>
 
-#include "attention/kernels.h"
+#include "matrix.h"
 
 namespace reluformer {
 
-constexpr int64_t kOutputs = 16, kInputs = 4;  // of a vector of packed int8 weights
+constexpr int64_t kOutputs = kColumns, kInputs = 4;  // of a vector of packed int8 weights
 constexpr int64_t kDepth = 64;                 // inputs of a tile of AMX: the number of inputs is rounded up to it
 
 enum DecodingActivation : int64_t { kDecodingRelu, kDecodingRelu2, kDecodingSoftmax };
@@ -48,8 +48,8 @@ struct TranslationKernels {
   void (*attend)(const Cached& call, const Weighing& weighing, float* room, float* output);
   // Scores of a row → weights, written over them.
   void (*weigh)(float* scores, int64_t width, const Weighing& weighing);
-  // Outputs of the blocks of sixteen in [begin, end), to (count, to_stride), for rows of (count, stride).
-  void (*multiply_floats)(const PackedFloats& matrix, const float* from, int64_t stride, int64_t count, int64_t begin, int64_t end, float* to,
+  // Outputs of the blocks of sixteen in [begin, end), to (count, to_stride), for the `count` rows of a matrix.
+  void (*multiply_floats)(const PackedFloats& matrix, const Matrix<const float>& from, int64_t count, int64_t begin, int64_t end, float* to,
                           int64_t to_stride);
   // Rows (count, width) → bytes x / scale + 128 (count, stride) and scales; stride is width rounded up to 64, with bytes of 128 behind.
   void (*quantize)(const float* from, int64_t count, int64_t width, uint8_t* bytes, int64_t stride, float* scales);
