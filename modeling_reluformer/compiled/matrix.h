@@ -23,7 +23,7 @@ struct Layout {
   int64_t row, panel;
 
   int64_t place(int64_t at_row, int64_t column) const {
-    return at_row * row + column / kColumns * panel + column % kColumns;
+    return at_row * row + (column >> 4) * panel + (column & 15);  // without the care for signs of / and %
   }
 };
 

@@ -24,7 +24,6 @@
 
 namespace reluformer {
 
-constexpr int64_t kQueries = 64;  // rows of a tile
 constexpr int64_t kKeys = 256;    // columns of a tile, at most
 constexpr int64_t kSingleRows = 6;  // up to so many queries go without copies of keys and values
 

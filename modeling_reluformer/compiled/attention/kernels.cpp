@@ -1,6 +1,7 @@
 // The kernels of kernels.h for one instruction set, RELUFORMER_ISA: avx2, avx512 or neon.
 #include "kernels.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "activations.h"
@@ -190,40 +191,93 @@ void pair_rows(const Matrix<const Number>& from, const Size& size, Number* to) {
   }
 }
 
-template <typename H, typename Number>
-void weigh(const Tile& tile, const float* scores, Number* weights, float* sums, float* sums_log) {
-  const bool drop = tile.dropout.keys != nullptr;
-  for (int64_t i = 0; i < tile.rows; ++i) {
-    const int64_t visible = visible_columns(tile, i);
-    const float* from = scores + i * tile.layout.row;
-    Number* to = weights + i * tile.layout.row;
-    Floats sum{}, sum_log{};
-    for (int64_t first = 0; first < tile.columns; first += kColumns, from += tile.layout.panel, to += tile.layout.panel) {
-      if (first >= visible) {
-        std::memset(static_cast<void*>(to), 0, kColumns * sizeof(Number));
+// What all rows of a tile are asked: nothing is hidden or dropped. Then a loop needs no more than its numbers.
+bool is_plain(const Tile& tile, const int64_t* visible) {
+  const auto sees_all = [&](int64_t columns) { return columns >= tile.columns; };
+  return !tile.dropout.keys && !tile.real_keys && std::all_of(visible, visible + tile.rows, sees_all);
+}
+
+// function(first, width): columns whose rows lie one behind the other, so that memory is passed through in its order
+template <typename Function>
+inline void for_each_strip(const Tile& tile, Function function) {
+  const int64_t width = tile.layout.row == kColumns ? kColumns : tile.columns;
+  for (int64_t first = 0; first < tile.columns; first += width) {
+    function(first, width);
+  }
+}
+
+// Sums of h(x), and of h(x) log h(x), of each row.
+struct Sums {
+  Floats weights[kQueries], logs[kQueries];
+};
+
+// kStatistics: 0 none, 1 sums of h(x), 2 of the logarithms too
+template <typename H, int kStatistics, bool kPlain, typename Number>
+void weigh_strip(const Tile& tile, int64_t first, int64_t width, const int64_t* visible, const float* scores, Number* weights, Sums& sums) {
+  for (int64_t row = 0; row < tile.rows; ++row) {
+    int64_t place = tile.layout.place(row, first);
+    for (int64_t panel = first; panel < first + width; panel += kColumns, place += tile.layout.panel) {
+      if (!kPlain && panel >= visible[row]) {
+        std::memset(static_cast<void*>(weights + place), 0, kColumns * sizeof(Number));
         continue;
       }
 #pragma GCC unroll 4
       for (int part = 0; part < kColumns; part += kLanes) {
-        Floats weight = hide(tile, H::value(load(from + part) * tile.scale), first + part, visible);
-        if (sums) {
-          sum += weight;
+        const int64_t column = panel + part;
+        Floats weight = H::value(load(scores + place + part) * tile.scale);
+        if constexpr (!kPlain) {
+          weight = hide(tile, weight, column, visible[row]);
         }
-        if (sums_log) {
-          sum_log += weight * logarithm<false>(weight);
+        if constexpr (kStatistics > 0) {
+          sums.weights[row] += weight;
         }
-        if (drop) {
-          weight *= dropout_factors(tile.dropout, tile.dropout.keys[i], tile.first_column + first + part);
+        if constexpr (kStatistics > 1) {
+          sums.logs[row] += weight * logarithm<false>(weight);
         }
-        store(to + part, weight);
+        if (!kPlain && tile.dropout.keys) {
+          weight *= dropout_factors(tile.dropout, tile.dropout.keys[row], tile.first_column + column);
+        }
+        store(weights + place + part, weight);
       }
     }
-    if (sums && visible) {
-      sums[i] += sum_of(sum);
+  }
+}
+
+template <typename H, int kStatistics, typename Number>
+void weigh_tile(const Tile& tile, const float* scores, Number* weights, float* sums, float* sums_log) {
+  int64_t visible[kQueries];
+  Sums of_rows;
+  for (int64_t row = 0; row < tile.rows; ++row) {
+    visible[row] = visible_columns(tile, row);
+  }
+  std::fill_n(of_rows.weights, kStatistics > 0 ? tile.rows : 0, all(0.0f));
+  std::fill_n(of_rows.logs, kStatistics > 1 ? tile.rows : 0, all(0.0f));
+  const bool plain = is_plain(tile, visible);
+  for_each_strip(tile, [&](int64_t first, int64_t width) {
+    if (plain) {
+      weigh_strip<H, kStatistics, true>(tile, first, width, visible, scores, weights, of_rows);
+    } else {
+      weigh_strip<H, kStatistics, false>(tile, first, width, visible, scores, weights, of_rows);
     }
-    if (sums_log && visible) {
-      sums_log[i] += sum_of(sum_log);
+  });
+  for (int64_t row = 0; row < tile.rows; ++row) {
+    if (kStatistics > 0 && visible[row]) {
+      sums[row] += sum_of(of_rows.weights[row]);
     }
+    if (kStatistics > 1 && visible[row]) {
+      sums_log[row] += sum_of(of_rows.logs[row]);
+    }
+  }
+}
+
+template <typename H, typename Number>
+void weigh(const Tile& tile, const float* scores, Number* weights, float* sums, float* sums_log) {
+  if (sums_log) {
+    weigh_tile<H, 2>(tile, scores, weights, sums, sums_log);
+  } else if (sums) {
+    weigh_tile<H, 1>(tile, scores, weights, sums, sums_log);
+  } else {
+    weigh_tile<H, 0>(tile, scores, weights, sums, sums_log);
   }
 }
 
@@ -234,13 +288,10 @@ struct RowGain {
 };
 
 // One vector of one row: the gradient of the products and the dropped weights.
-template <typename H>
-inline void differentiate_vector(const Tile& tile, const RowGain& row, const float* scores, const float* gradients,
-                                 int64_t column, Floats& gradient, Floats& weight) {
-  const Floats x = load(scores) * tile.scale;
-  Floats u = H::value(x), g = load(gradients);
-  Floats factors = all(1.0f);
-  if (tile.dropout.keys) {
+template <typename H, bool kPlain>
+inline void differentiate_vector(const Tile& tile, const RowGain& row, Floats x, Floats g, int64_t column, Floats& gradient, Floats& weight) {
+  Floats u = H::value(x), factors = all(1.0f);
+  if (!kPlain && tile.dropout.keys) {
     factors = dropout_factors(tile.dropout, row.key, tile.first_column + column);
     g *= factors;
   }
@@ -248,36 +299,57 @@ inline void differentiate_vector(const Tile& tile, const RowGain& row, const flo
   if (row.tau != 0.0f) {
     g += row.tau * logarithm<true>(u);
   }
-  gradient = hide(tile, H::chain(x, u, g) * tile.scale, column, row.visible);
-  weight = hide(tile, u * factors, column, row.visible);
+  gradient = H::chain(x, u, g) * tile.scale;
+  weight = u;
+  if constexpr (!kPlain) {
+    gradient = hide(tile, gradient, column, row.visible);
+    weight = hide(tile, u * factors, column, row.visible);
+  }
+}
+
+template <typename H, bool kPlain, typename Number>
+void differentiate_strip(const Tile& tile, int64_t begin, int64_t width, const RowGain* gains, const float* scores, const float* gradients,
+                         Number* weights, Number* rows, Number* pairs) {
+  const Matrix<Number> to_weights{weights, tile.layout}, to_pairs{pairs, tile.layout};
+  for (int64_t row = 0; row < tile.rows; row += 2) {
+    const RowGain &first = gains[row], &second = gains[row + 1];
+    const int64_t visible = first.visible < second.visible ? second.visible : first.visible;
+    for (int64_t column = begin; column < begin + width; column += kLanes) {
+      const int64_t place = tile.layout.place(row, column), next = place + tile.layout.row;
+      Floats gradient[2] = {}, weight[2] = {};
+      if (kPlain || column < visible) {
+        const Floats x[2] = {load(scores + place) * tile.scale, load(scores + next) * tile.scale};
+        const Floats g[2] = {load(gradients + place), load(gradients + next)};
+        differentiate_vector<H, kPlain>(tile, first, x[0], g[0], column, gradient[0], weight[0]);
+        differentiate_vector<H, kPlain>(tile, second, x[1], g[1], column, gradient[1], weight[1]);
+      }
+      store_pair(to_weights, row, column, weight[0], weight[1]);
+      store_pair(to_pairs, row, column, gradient[0], gradient[1]);
+      if (rows != pairs) {
+        store(rows + place, gradient[0]);
+        store(rows + next, gradient[1]);
+      }
+    }
+  }
 }
 
 template <typename H, typename Number>
 void differentiate(const Tile& tile, const float* scores, const float* gradients, const float* rho, const float* tau, Number* weights,
                    Number* rows, Number* pairs) {
-  const bool drop = tile.dropout.keys != nullptr;
-  auto gain_of = [&](int64_t i) {
-    return RowGain{rho ? rho[i] : 0.0f, tau ? tau[i] : 0.0f, drop ? tile.dropout.keys[i] : 0, visible_columns(tile, i)};
-  };
-  const Matrix<Number> to_weights{weights, tile.layout}, to_rows{rows, tile.layout}, to_pairs{pairs, tile.layout};
-  for (int64_t i = 0; i < tile.rows; i += 2) {
-    const RowGain first = gain_of(i), second = gain_of(i + 1);
-    const int64_t visible = first.visible < second.visible ? second.visible : first.visible;
-    for (int64_t column = 0; column < tile.columns; column += kLanes) {
-      Floats gradient[2] = {}, weight[2] = {};
-      if (column < visible) {
-        const int64_t place = tile.layout.place(i, column), next = place + tile.layout.row;
-        differentiate_vector<H>(tile, first, scores + place, gradients + place, column, gradient[0], weight[0]);
-        differentiate_vector<H>(tile, second, scores + next, gradients + next, column, gradient[1], weight[1]);
-      }
-      store_pair(to_weights, i, column, weight[0], weight[1]);
-      store_pair(to_pairs, i, column, gradient[0], gradient[1]);
-      if (rows != pairs) {
-        store(rows + to_rows.layout.place(i, column), gradient[0]);
-        store(rows + to_rows.layout.place(i + 1, column), gradient[1]);
-      }
-    }
+  RowGain gains[kQueries];
+  int64_t visible[kQueries];
+  for (int64_t row = 0; row < tile.rows; ++row) {
+    visible[row] = visible_columns(tile, row);
+    gains[row] = {rho[row], tau[row], tile.dropout.keys ? tile.dropout.keys[row] : 0, visible[row]};
   }
+  const bool plain = is_plain(tile, visible);
+  for_each_strip(tile, [&](int64_t first, int64_t width) {
+    if (plain) {
+      differentiate_strip<H, true>(tile, first, width, gains, scores, gradients, weights, rows, pairs);
+    } else {
+      differentiate_strip<H, false>(tile, first, width, gains, scores, gradients, weights, rows, pairs);
+    }
+  });
 }
 
 // Some numbers of a row, to a tensor.

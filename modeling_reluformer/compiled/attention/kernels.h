@@ -22,6 +22,8 @@ struct Dropout {
   const uint32_t* keys = nullptr;  // (rows,) of the tile
 };
 
+constexpr int64_t kQueries = 64;  // rows of a tile, at most
+
 // A tile of scores: `rows` queries by `columns` keys. Columns are a multiple of kColumns, rows an even number.
 struct Tile {
   int64_t rows, columns;
