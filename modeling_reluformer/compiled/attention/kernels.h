@@ -22,7 +22,7 @@ struct Dropout {
   const uint32_t* keys = nullptr;  // (rows,) of the tile
 };
 
-constexpr int64_t kQueries = 64;  // rows of a tile, at most
+constexpr int64_t kQueries = 128;  // rows of a tile, at most
 
 // A tile of scores: `rows` queries by `columns` keys. Columns are a multiple of kColumns, rows an even number.
 struct Tile {
