@@ -108,11 +108,12 @@ test-oldest: .venv-oldest/dev
 bench: .venv/all
 	$(BIN)/python -m benchmarks attention end-to-end generation translating vision decoder
 
-# Translating beside CTranslate2, everything held to AVX2 as on processors that have no more; about ten minutes of an idle machine.
-# Writes benchmarks/results/translating-avx2-cpu.json, beside the result of all instructions, and benchmarks/MODELS.md.
+# Attention beside softmax and torch's own product, and translating beside CTranslate2, everything held to AVX2 as on processors that
+# have no more; about fifteen minutes of an idle machine. Writes benchmarks/results/attention-avx2-cpu.json and
+# translating-avx2-cpu.json, beside the results of all instructions, and benchmarks/ATTENTION.md and MODELS.md.
 AVX2_ALONE := ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 ATEN_CPU_CAPABILITY=avx2 CT2_FORCE_CPU_ISA=AVX2
 bench-avx2: .venv/all
-	$(AVX2_ALONE) $(BIN)/python -m benchmarks translating-avx2
+	$(AVX2_ALONE) $(BIN)/python -m benchmarks attention-avx2 translating-avx2
 
 # Models whose feed-forward networks skip zeros, beside torch, the same loop without skipping, and int8, on an idle machine.
 # Writes benchmarks/results/sparse-models-cpu.json and benchmarks/SPARSE.md.

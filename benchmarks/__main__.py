@@ -23,7 +23,12 @@ from benchmarks.pages import write_pages
 from reluformer.commands.main import exit_status
 
 ALL = [module.BENCHMARK for module in (attention, translation, translating, vision, decoder, zeros)]
-MORE = [translation.TABLE_4_BENCHMARK, translating.TYPES_BENCHMARK, translating.AVX2_BENCHMARK]
+MORE = [
+    translation.TABLE_4_BENCHMARK,
+    translating.TYPES_BENCHMARK,
+    translating.AVX2_BENCHMARK,
+    attention.AVX2_BENCHMARK,
+]
 BENCHMARKS = {benchmark.file: benchmark for benchmark in (*ALL, *MORE)}
 
 

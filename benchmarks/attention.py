@@ -7,6 +7,9 @@ sqrt(n_i / 2)). That ours are right is what the tests show.
 
 FlexAttention has only softmax, and no backward pass on a CPU. The score log(ReLU + 1) makes ReLU + 1 of it, over a sum
 that `flex_relu` undoes by a further key, since `return_lse` is not there on a CPU either.
+
+`attention-avx2` times ours and softmax with everything held to AVX2, beside torch's own product of two matrices of 2,048
+× 2,048 in float32 in the same rounds: how much of the processor each of them uses.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import flex_attention
 
+from benchmarks.avx2 import AVX2_SETTINGS, held_to_avx2
 from benchmarks.measurement_file import Benchmark, Names, effort
 from benchmarks.timing import Step, time_contenders
 from reluformer import relu_attention
@@ -44,6 +48,8 @@ LONGEST_CAUSAL, LONGEST_CAUSAL_EAGER, LONGEST_SPARSE = 2048, 1024, 1024
 DTYPES, PASSES = ("float32", "bfloat16"), ("forward", "forward+backward")
 HEADS, HEAD_DIM = 8, 64
 SECONDS, SHORT_SECONDS = 2.0, 0.6  # of a cell
+# With AVX2 alone; softmax in bfloat16 with its backward pass takes many times as long there.
+AVX2_LENGTHS, LONGEST_SLOW, PRODUCT, PRODUCT_SIZE = (256, 512, 1024, 2048, 4096), 1024, "torch product", 2048
 
 Forward = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
 
@@ -239,5 +245,33 @@ def error(inputs: AttentionInputs, step: Step) -> float:
     return float((step()[0] - exact).norm() / exact.norm())
 
 
+def avx2_cells(quick: bool) -> Iterator[Names]:
+    """One sequence, with one and with two threads; and one length with heads of 128."""
+    shapes = [(HEAD_DIM, length) for length in (AVX2_LENGTHS[:1] if quick else AVX2_LENGTHS)]
+    shapes += [] if quick else [(2 * HEAD_DIM, 1024)]
+    for (head_dim, length), dtype, which, threads in itertools.product(shapes, DTYPES, PASSES, (1, 2)):
+        if (dtype, which) != (DTYPES[1], PASSES[1]) or length <= LONGEST_SLOW:
+            sizes = {"batch": 1, "heads": HEADS, "length": length, "head_dim": head_dim}
+            yield {**sizes, "dtype": dtype, "causal": False, "pass": which, "threads": threads}
+
+
+def measure_with_avx2(cell: Names, options: argparse.Namespace) -> Names:
+    """Ours without statistics forward, and with both in training, beside softmax; `gflops` of each and of torch's product."""
+    names = {name: cell[name] for name in ("batch", "heads", "length", "head_dim", "causal")}
+    case = AttentionCase(**names, dtype=getattr(torch, cell["dtype"]), backward=cell["pass"] != PASSES[0])
+    ours, products = (WITH_STATISTICS, 7) if case.backward else (PLAIN, 2)
+    factors = torch.randn(3, PRODUCT_SIZE, PRODUCT_SIZE)
+    with held_to_avx2("attention-avx2"):
+        inputs = random_inputs(case, options.seed, with_mask=False)
+        steps = {name: timed_step(case, inputs, name) for name in (ours, SDPA)}
+        steps[PRODUCT] = lambda: torch.mm(factors[0], factors[1], out=factors[2])
+        record = time_contenders(steps, **effort(options, budget=SECONDS)).record({ours: [SDPA, PRODUCT]})
+    work = dict.fromkeys((ours, SDPA), 2.0 * products * case.heads * case.length**2 * case.head_dim)
+    work[PRODUCT] = 2.0 * PRODUCT_SIZE**3
+    record["gflops"] = {name: work[name] / values["median_ms"] / 1e6 for name, values in record["times"].items()}
+    return record
+
+
 SETTINGS = {"budget": SECONDS, "short_budget": SHORT_SECONDS, "layout": "(batch, heads, length, head_dim), contiguous"}
 BENCHMARK = Benchmark("attention", cells, measure, SETTINGS)
+AVX2_BENCHMARK = Benchmark("attention-avx2", avx2_cells, measure_with_avx2, {**SETTINGS, **AVX2_SETTINGS})

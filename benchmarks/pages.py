@@ -122,5 +122,5 @@ def render(name: str, folder: Path = RESULTS) -> str:
 
 
 def _unmeasured(file: str) -> str:
-    how = " `make bench-avx2` measures it, in about ten minutes of an idle machine." if "avx2" in file else ""
+    how = " `make bench-avx2` measures it, in about fifteen minutes of an idle machine." if "avx2" in file else ""
     return f"Not measured.{how}"

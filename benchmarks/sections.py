@@ -16,6 +16,7 @@ from benchmarks.attention import (
     FLEX_RELU,
     PASSES,
     PLAIN,
+    PRODUCT,
     SDPA,
     SHORT_LENGTHS,
     WITH_STATISTICS,
@@ -76,6 +77,29 @@ def attention(result: Result) -> Iterator[str]:
         for name in (PLAIN, FLEX_RELU)
     ]
     yield from shown([cell for cell in result["cells"] if "errors" in cell], [fact("length", "tokens"), *errors])
+
+
+def attention_with_avx2(result: Result) -> Iterator[str]:
+    """How much of the processor each uses, and the share of torch's product that ours reaches."""
+    yield (
+        "PyTorch, oneDNN, MKL and our own loops were held to AVX2. GFLOP/s count products of matrices alone: two forward, seven "
+        f"in training, where ours has S and T. `{PRODUCT}` is two matrices of 2,048 × 2,048 in float32, in the same rounds."
+    )
+    for (dtype, which), cells in groups(result["cells"], "dtype", "pass").items():
+        (ours,) = cells[0]["speedups"]
+        yield from ("", f"### AVX2: {dtype}, {words.value(which)}")
+        yield from said(
+            result, f"GFLOP/s, and how many times as fast ReLU attention is as the others, 8 heads. {FASTER}"
+        )
+        facts = [fact("length", "tokens"), fact("head_dim", "width of a head"), fact("threads")]
+        speeds = [
+            Column(words.contender(name), lambda cell, name=name: f"{cell['gflops'][name]:.0f}")
+            for name in (ours, SDPA, PRODUCT)
+        ]
+        share = Column(
+            "ours, of the product", lambda cell, ours=ours: f"{cell['gflops'][ours] / cell['gflops'][PRODUCT]:.2f}"
+        )
+        yield from shown(cells, [*facts, *speeds, share, ratio(ours, SDPA)])
 
 
 def _short_lengths(result: Result) -> Iterator[str]:
@@ -358,6 +382,7 @@ Section = tuple[str, Callable[[Result], Iterable[str]]]
 SECTIONS: Mapping[str, Mapping[str, Section]] = {
     "ATTENTION": {
         "attention": ("Attention alone", attention),
+        "attention-avx2": ("Attention with AVX2 alone", attention_with_avx2),
         "memory": ("Peak memory of a training step", memory),
         "loss": ("The loss without logits", loss),
     },

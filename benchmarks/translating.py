@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import gzip
 import itertools
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -29,10 +28,10 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from benchmarks.avx2 import AVX2_SETTINGS, held_to_avx2
 from benchmarks.measurement_file import Benchmark, Names, effort
 from benchmarks.timing import time_contenders
 from benchmarks.translation import BEAMS, BOS, EOS, INPUTS, MARIAN, OURS, SHAPES, build, generation_step, padded_batch
-from reluformer.configuration.errors import UserError
 from reluformer.translating.fast_translation import COMPUTE, FastTranslationModel, Search
 from reluformer.translating.translation import Translator
 
@@ -42,12 +41,6 @@ SECONDS = 6.0
 # new tokens of each hypothesis
 NEW_TOKENS = {"multi30k-like": 15, "1,024 tokens": 32, "quick": 3}
 FACTS = ("shape", "inputs", "beams", "sentences", "threads")
-HELD_TO_AVX2 = {
-    "ATEN_CPU_CAPABILITY": "avx2",
-    "CT2_FORCE_CPU_ISA": "AVX2",
-    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-    "ONEDNN_MAX_CPU_ISA": "AVX2",
-}
 
 
 def cells(quick: bool) -> Iterator[Names]:
@@ -73,20 +66,9 @@ def avx2_cells(quick: bool) -> Iterator[Names]:
 
 
 def measure_with_avx2(cell: Names, options: argparse.Namespace) -> Names:
-    """As `measure`.
-
-    Raises:
-        UserError: a variable is missing that holds a library to AVX2; it must be set before the library is loaded.
-    """
-    missing = [f"{name}={value}" for name, value in HELD_TO_AVX2.items() if os.environ.get(name) != value]
-    if missing:
-        raise UserError(f"translating-avx2: not set: {' '.join(missing)}; `make bench-avx2` sets them")
-    operators = torch.ops.reluformer_cpu
-    operators.choose_instruction_set("avx2")
-    try:
+    """As `measure`, where everything is held to AVX2."""
+    with held_to_avx2("translating-avx2"):
         return measure(cell, options)
-    finally:
-        operators.choose_instruction_set(operators.instruction_sets()[0])
 
 
 def measure(cell: Names, options: argparse.Namespace) -> Names:
@@ -203,6 +185,5 @@ def _multi30k_test(language: str) -> list[str]:
 
 SETTINGS = {"budget": SECONDS, "shapes": SHAPES, "new_tokens": NEW_TOKENS}
 BENCHMARK = Benchmark("translating", cells, measure, SETTINGS)
-AVX2_SETTINGS = {**SETTINGS, "instruction_set": "AVX2 alone"}
-AVX2_BENCHMARK = Benchmark("translating-avx2", avx2_cells, measure_with_avx2, AVX2_SETTINGS)
+AVX2_BENCHMARK = Benchmark("translating-avx2", avx2_cells, measure_with_avx2, SETTINGS | AVX2_SETTINGS)
 TYPES_BENCHMARK = Benchmark("translating-types", models_and_beams, measure_types, {"corpus": "data/multi30k, test2016"})

@@ -11,6 +11,7 @@ import torch
 from benchmarks import __main__ as benchmarks_program
 from benchmarks import attention, translating
 from benchmarks.__main__ import BENCHMARKS, main
+from benchmarks.avx2 import HELD_TO_AVX2
 from benchmarks.measurement_file import RESULTS, Benchmark, read_result
 
 # Each takes several seconds; the others run the same code.
@@ -31,8 +32,8 @@ def committed_cells(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_quick_run_times_every_contender_of_the_committed_results(name, tmp_path, monkeypatch):
     pytest.importorskip("entmax", reason="two of the rivals need the optional package entmax")
-    if name == "translating-avx2":
-        for variable, value in translating.HELD_TO_AVX2.items():
+    if name.endswith("-avx2"):
+        for variable, value in HELD_TO_AVX2.items():
             monkeypatch.setenv(variable, value)
     if name in ("translating", "translating-avx2"):
         pytest.importorskip("ctranslate2", reason="the rival is not installed")
@@ -70,7 +71,7 @@ def test_the_cells_are_those_of_the_committed_results(name):
 
 
 def test_avx2_alone_is_measured_where_everything_is_held_to_it(tmp_path, monkeypatch, capsys):
-    variables = translating.HELD_TO_AVX2
+    variables = HELD_TO_AVX2
     targets = (Path(__file__).parents[2] / "Makefile").read_text(encoding="utf-8")
     assert all(f"{name}={value}" in targets for name, value in variables.items())
     cells = list(translating.avx2_cells(quick=False))
