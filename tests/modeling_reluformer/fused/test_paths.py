@@ -67,6 +67,24 @@ def test_every_width(path, width):
         assert_equals_reference(wider, {"causal": True, "query_offset": 70 - queries})
 
 
+@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_whole_tiles_of_neighbouring_heads(name, dtype, monkeypatch):
+    """They are read where they are: several tiles of keys, whose rows are further apart than they are wide."""
+    for _ in forced_path(name, monkeypatch):
+        inputs = random_inputs(batch=1, heads=3, queries=256, keys=512, head_dim=32, dtype=dtype)
+        apart = inputs._replace(
+            **{
+                part: getattr(inputs, part).transpose(1, 2).contiguous().transpose(1, 2)
+                for part in ("query", "key", "value")
+            }
+        )
+        for one, other in zip(by_relu_attention(apart, {}), by_relu_attention(inputs, {}), strict=True):
+            assert torch.equal(one, other)
+        if dtype == torch.float32:
+            assert_equals_reference(apart, {})
+
+
 @pytest.mark.parametrize("statistics", ["none", "sum", "sum+entropy"])
 def test_grouped_keys_shared_row_scales_strides_and_statistics(path, statistics):
     inputs = random_inputs(heads=6, key_heads=2, queries=50, keys=61, dtype=path.dtype)
