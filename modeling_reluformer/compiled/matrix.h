@@ -50,7 +50,7 @@ struct Matrix {
 
 // C (rows, columns) = A (rows, depth) B (depth, columns), plus the C that is there if `add`.
 //
-// Of floats, B is in panels, and columns are a multiple of sixteen. Of bfloat16, all are in rows, and B is in pairs: see `Kernels`.
+// Of floats, columns are a multiple of sixteen, and B is best in panels. Of bfloat16, all are in rows, and B is in pairs: see `Kernels`.
 template <typename Number>
 struct Product {
   int64_t rows, columns, depth;

@@ -43,7 +43,7 @@ void multiply_block(const Product<float>& product, const float* a, const float* 
     for (int part = 0; part < kParts; ++part) {
       row_of_b[part] = load(b + part / kPanelVectors * b_panel + part % kPanelVectors * kLanes);
     }
-    b += kColumns;
+    b += product.b.layout.row;
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const Floats of_a = all(a[r * a_row + i]);

@@ -236,7 +236,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(
     for (const Piece& piece : pieces.all) {
       longest = std::max(longest, piece.key_end - piece.key_begin);
     }
-    const reluformer::Columns<Scalar> keys(longest, call.dims), values(longest, call.dims_v);
+    const reluformer::Columns<Scalar> keys(longest, call.dims, false), values(longest, call.dims_v, false);
     const auto wide = query.options().dtype(at::kFloat);
     const auto shared = pieces.chunks > 1 ? static_cast<int64_t>(pieces.all.size()) : 0;
     const Tensor key_sums = at::empty({shared, keys.size()}, wide), value_sums = at::empty({shared, values.size()}, wide);

@@ -1,4 +1,4 @@
-// Attention of one head of keys in tiles, by the kernels of kernels.h; products of bfloat16 by oneDNN's small ones.
+// Attention of one head of keys in tiles, by the kernels of kernels.h; where product.h is no faster, products by oneDNN's small kernels.
 //
 //     O_i = r_i sum_j D_ij u_ij v_j     S_i = r_i sum_j u_ij     T_i = r_i (sum_j u_ij log u_ij + log r_i sum_j u_ij)
 //
@@ -25,6 +25,7 @@
 namespace reluformer {
 
 constexpr int64_t kKeys = 256;    // columns of a tile, at most
+constexpr int64_t kFewKeys = 64;  // so many rows of a tensor stay in the first cache without a copy to panels
 constexpr int64_t kSingleRows = 6;  // up to so many queries go without copies of keys and values
 
 // A tensor (batch, heads, length, dims) whose last dimension lies side by side.
@@ -85,18 +86,32 @@ inline uint32_t dropout_key(int64_t seed, int64_t piece, int64_t head, int64_t r
   return static_cast<uint32_t>(key >> 32);
 }
 
+#ifdef __aarch64__
 template <typename Scalar>
 void multiply(const Kernels<Scalar, float>& kernels, const Product<float>& product) {
   kernels.multiply(product);
 }
 
-#ifdef __aarch64__
 inline void release_products() {}
 #else
-inline void multiply(const Kernels<BFloat16>&, const Product<BFloat16>& product) {
-  const auto *a = reinterpret_cast<const at::BFloat16*>(product.a.data), *b = reinterpret_cast<const at::BFloat16*>(product.b.data);
+template <typename Number, typename OfTorch>
+void multiply_by_onednn(const Product<Number>& product, const OfTorch* a, const OfTorch* b) {
   const int64_t a_row = product.a.layout.row, b_row = product.b.layout.row, c_row = product.c.layout.row;
   at::native::cpublas::brgemm(product.rows, product.columns, product.depth, a_row, b_row, c_row, product.add, a, b, product.c.data);
+}
+
+template <typename Scalar>
+void multiply(const Kernels<Scalar, float>& kernels, const Product<float>& product) {
+  if (kernels.multiply) {
+    kernels.multiply(product);
+  } else {
+    multiply_by_onednn(product, product.a.data, product.b.data);
+  }
+}
+
+inline void multiply(const Kernels<BFloat16>&, const Product<BFloat16>& product) {
+  const auto *a = reinterpret_cast<const at::BFloat16*>(product.a.data), *b = reinterpret_cast<const at::BFloat16*>(product.b.data);
+  multiply_by_onednn(product, a, b);
 }
 
 inline void release_products() {
@@ -156,9 +171,13 @@ struct Columns {
   Matrix<const Number> first_rows{};    // of the first tile: those, or the tensor's own
   int64_t next_rows = 0;                // numbers to the next tile
 
-  Columns(int64_t count, int64_t dims)
+  bool panels;                          // how tiles lie
+
+  Columns(int64_t count, int64_t dims, bool panels)
       : count(count), tiles(std::max<int64_t>(1, (count + kKeys - 1) / kKeys)),
-        width(count > kKeys ? kKeys : std::max<int64_t>(kColumns, round_up(count, kColumns))), padded(round_up(dims, kColumns)) {}
+        width(count > kKeys ? kKeys : std::max<int64_t>(kColumns, round_up(count, kColumns))), padded(round_up(dims, kColumns)), panels(panels) {}
+
+  Layout layout(const Size& size) const { return tile_layout(panels, size); }
 
   // Floats of the sum of a gradient.
   int64_t size() const { return tiles * width * padded; }
@@ -174,11 +193,11 @@ struct Columns {
   template <typename Scalar>
   void fill(const Kernels<Scalar, Number>& kernels, const Matrix<const Scalar>& from, int64_t dims, const bool* real) {
     const bool is_whole = dims == padded && count == tiles * width && (!real || std::all_of(real, real + count, [](bool is) { return is; }));
-    if (std::is_same_v<Scalar, Number> && is_whole && (kInPairs || !is_factor)) {
+    if (std::is_same_v<Scalar, Number> && is_whole && (!panels || !is_factor || count <= kFewKeys)) {
       first_rows = {reinterpret_cast<const Number*>(from.data), from.layout};
       next_rows = width * from.layout.row;
     } else {
-      first_rows = {rows, tile_layout<Number>({width, padded})};
+      first_rows = {rows, layout({width, padded})};
       next_rows = width * padded;
       for (int64_t tile = 0, begin = 0; tile < tiles; ++tile, begin += width) {
         const Matrix<const Scalar> of_tile{from.data + begin * from.layout.row, from.layout};
@@ -192,21 +211,24 @@ struct Columns {
         kernels.pair_rows(of_tile, {width, padded}, pairs + tile * width * padded);
       }
       if (transposed) {
-        kernels.transpose(of_tile, {width, padded}, kInPairs, {transposed + tile * width * padded, tile_layout<Number>({padded, width})});
+        kernels.transpose(of_tile, {width, padded}, kInPairs, {transposed + tile * width * padded, layout({padded, width})});
       }
     }
   }
 
   // The factor (keys, dims) of a tile, and (dims, keys).
   Matrix<const Number> factor(int64_t tile) const {
-    return {(kInPairs ? pairs : rows) + tile * width * padded, tile_layout<Number>({width, padded})};
+    if constexpr (kInPairs) {
+      return {pairs + tile * width * padded, in_rows(padded)};
+    }
+    return {first_rows.data + tile * next_rows, first_rows.layout};
   }
   Matrix<const Number> transposed_factor(int64_t tile) const {
-    return {transposed + tile * width * padded, tile_layout<Number>({padded, width})};
+    return {transposed + tile * width * padded, layout({padded, width})};
   }
   // The same place in a sum of gradients, (dims, keys).
   Matrix<float> sum(float* sums, int64_t tile) const {
-    return {sums + tile * width * padded, tile_layout<Number>({padded, width})};
+    return {sums + tile * width * padded, layout({padded, width})};
   }
   // The keys of a tile up to the last that is there, rounded up: the last tile may hold few.
   int64_t used(int64_t tile) const { return std::min(width, round_up(count - tile * width, kColumns)); }
@@ -237,7 +259,7 @@ Tile tile_of(const Piece& piece, const Call& call, const Rows& rows, const Colum
   tile.rows = rows.padded;
   tile.real_rows = rows.count;
   tile.columns = columns.used(index);
-  tile.layout = tile_layout<Number>({rows.padded, columns.width});
+  tile.layout = columns.layout({rows.padded, columns.width});
   tile.first_column = index * columns.width;
   tile.causal = call.causal;
   const int64_t left = columns.count - tile.first_column;

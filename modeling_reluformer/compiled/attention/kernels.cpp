@@ -191,18 +191,21 @@ void pair_rows(const Matrix<const Number>& from, const Size& size, Number* to) {
   }
 }
 
+constexpr int64_t kStripColumns = kColumns;
+
 // What all rows of a tile are asked: nothing is hidden or dropped. Then a loop needs no more than its numbers.
 bool is_plain(const Tile& tile, const int64_t* visible) {
   const auto sees_all = [&](int64_t columns) { return columns >= tile.columns; };
   return !tile.dropout.keys && !tile.real_keys && std::all_of(visible, visible + tile.rows, sees_all);
 }
 
-// function(first, width): columns whose rows lie one behind the other, so that memory is passed through in its order
+// function(first, width): some columns at a time. In panels, so few that what lies one behind the other in memory is passed through in
+// that order: across a whole row each sixteen columns lie on another page.
 template <typename Function>
 inline void for_each_strip(const Tile& tile, Function function) {
-  const int64_t width = tile.layout.row == kColumns ? kColumns : tile.columns;
-  for (int64_t first = 0; first < tile.columns; first += width) {
-    function(first, width);
+  const int64_t most = tile.layout.row == kColumns ? kStripColumns : tile.columns;
+  for (int64_t first = 0; first < tile.columns; first += most) {
+    function(first, smaller(most, tile.columns - first));
   }
 }
 
@@ -216,6 +219,7 @@ template <typename H, int kStatistics, bool kPlain, typename Number>
 void weigh_strip(const Tile& tile, int64_t first, int64_t width, const int64_t* visible, const float* scores, Number* weights, Sums& sums) {
   for (int64_t row = 0; row < tile.rows; ++row) {
     int64_t place = tile.layout.place(row, first);
+    Floats sum = kStatistics > 0 ? sums.weights[row] : all(0.0f), sum_log = kStatistics > 1 ? sums.logs[row] : all(0.0f);
     for (int64_t panel = first; panel < first + width; panel += kColumns, place += tile.layout.panel) {
       if (!kPlain && panel >= visible[row]) {
         std::memset(static_cast<void*>(weights + place), 0, kColumns * sizeof(Number));
@@ -229,16 +233,22 @@ void weigh_strip(const Tile& tile, int64_t first, int64_t width, const int64_t* 
           weight = hide(tile, weight, column, visible[row]);
         }
         if constexpr (kStatistics > 0) {
-          sums.weights[row] += weight;
+          sum += weight;
         }
         if constexpr (kStatistics > 1) {
-          sums.logs[row] += weight * logarithm<false>(weight);
+          sum_log += weight * logarithm<false>(weight);
         }
         if (!kPlain && tile.dropout.keys) {
           weight *= dropout_factors(tile.dropout, tile.dropout.keys[row], tile.first_column + column);
         }
         store(weights + place + part, weight);
       }
+    }
+    if constexpr (kStatistics > 0) {
+      sums.weights[row] = sum;
+    }
+    if constexpr (kStatistics > 1) {
+      sums.logs[row] = sum_log;
     }
   }
 }
@@ -482,6 +492,12 @@ void attend_row(const Tile& tile, const Row<Scalar>& row, float* weights, float*
   }
 }
 
+#ifdef __AVX512F__
+constexpr void (*kMultiply)(const Product<float>&) = nullptr;
+#else
+constexpr void (*kMultiply)(const Product<float>&) = multiply;
+#endif
+
 template <typename Scalar, typename Number>
 constexpr Kernels<Scalar, Number> kernels_of() {
 #define RELUFORMER_EACH(function, Type)                                                                                   \
@@ -489,7 +505,7 @@ constexpr Kernels<Scalar, Number> kernels_of() {
     function<Relu, Type>, function<Relu2, Type>, function<Relu6, Type>, function<Sigmoid, Type>,                          \
         function<Softplus, Type>, function<Gelu, Type>, function<Identity, Type>                                          \
   }
-  return {multiply, copy_rows<Scalar, Number>, scale_rows<Scalar, Number>, transpose<Number>, pair_rows<Number>,
+  return {kMultiply, copy_rows<Scalar, Number>, scale_rows<Scalar, Number>, transpose<Number>, pair_rows<Number>,
           RELUFORMER_EACH(weigh, Number), RELUFORMER_EACH(differentiate, Number), write_rows<Scalar>, write_transposed<Scalar>,
           RELUFORMER_EACH(attend_row, Scalar)};
 #undef RELUFORMER_EACH

@@ -42,10 +42,9 @@ struct Size {
   int64_t rows, columns;
 };
 
-// How tiles of numbers lie, as their products want them: floats in panels, bfloat16 in rows.
-template <typename Number>
-constexpr Layout tile_layout(const Size& size) {
-  return sizeof(Number) == sizeof(float) ? in_panels(size.rows) : in_rows(size.columns);
+// How tiles of numbers lie, as their products want them.
+constexpr Layout tile_layout(bool panels, const Size& size) {
+  return panels ? in_panels(size.rows) : in_rows(size.columns);
 }
 
 // One query of a tensor, and the keys and values that it may see as they lie in memory.
@@ -60,13 +59,14 @@ struct Row {
 // Of tensors of Scalar, computed in tiles of Number: the same, or float for tensors of BFloat16 where the processor has no products of
 // bfloat16. They are widened as tiles are copied, and narrowed as results are written.
 //
-// Matrices of tensors lie in rows. Of float, products are product.h's. Of bfloat16 they are oneDNN's, which want their second factor as
-// "pairs", two rows in each other: (rows / 2, columns, 2).
+// Matrices of tensors lie in rows. Products are product.h's, of tiles in panels; or with AVX-512, for which they are no faster, oneDNN's, of
+// tiles in rows. Those of bfloat16 want their second factor as "pairs", two rows in each other: (rows / 2, columns, 2).
 template <typename TensorScalar, typename TileNumber = TensorScalar>
 struct Kernels {
   using Scalar = TensorScalar;
   using Number = TileNumber;
-  void (*multiply)(const Product<float>& product);
+  void (*multiply)(const Product<float>& product);  // null: oneDNN's
+  Layout layout(const Size& size) const { return tile_layout(multiply != nullptr, size); }
   // With zeros behind the rows and columns, up to `padded`, and where `real` says so.
   void (*copy_rows)(const Matrix<const Scalar>& from, const Size& size, const bool* real, const Matrix<Number>& to, const Size& padded);
   // Rows · factor_i, padded with zeros: the gradient of the output.

@@ -26,7 +26,7 @@ Matrix<const Number> padded_rows(const Kernels<Scalar, Number>& kernels, const M
       return from;
     }
   }
-  const Matrix<Number> to{room, tile_layout<Number>(padded)};
+  const Matrix<Number> to{room, kernels.layout(padded)};
   kernels.copy_rows(from, size, nullptr, to, padded);
   return to;
 }
@@ -60,7 +60,7 @@ void forward_few(const Kernels<Scalar, Number>& kernels, const Piece& piece, con
   const int32_t* real_keys = masks_of_keys(piece, call, count, masks);
   const Matrix<const Scalar> keys = in.key.rows(piece.batch, piece.key_head, piece.key_begin);
   const Matrix<const Scalar> values = in.value.rows(piece.batch, piece.key_head, piece.key_begin);
-  const Columns<Number> whole{count, call.dims};
+  const Columns<Number> whole{count, call.dims, false};
   for (int64_t head = piece.first_head; head < piece.first_head + piece.heads; ++head) {
     for (int64_t index = piece.query_begin; index < piece.query_end; ++index) {
       const Rows rows{head, index, 1, 1, count};
@@ -88,7 +88,8 @@ void forward_piece(const Kernels<Scalar, Number>& kernels, const Piece& piece, c
   }
   Scratch& scratch = scratch_of_this_thread();
   const int64_t count = real_length(piece);
-  Columns<Number> keys(count, call.dims), values(count, call.dims_v);
+  const bool panels = kernels.multiply != nullptr;
+  Columns<Number> keys(count, call.dims, panels), values(count, call.dims_v, panels);
   Number *query, *weights;
   float *scores, *output, *sums, *sums_log;
   uint32_t* row_keys;
@@ -111,7 +112,7 @@ void forward_piece(const Kernels<Scalar, Number>& kernels, const Piece& piece, c
   for_each_rows(piece, call, count, [&](const Rows& rows) {
     const Matrix<const Scalar> of_tensor = in.query.rows(piece.batch, rows.head, rows.begin);
     const Matrix<const Number> queries = padded_rows(kernels, of_tensor, {rows.count, call.dims}, {rows.padded, keys.padded}, query);
-    const Matrix<float> outputs{output, tile_layout<Number>({rows.padded, values.padded})};
+    const Matrix<float> outputs{output, kernels.layout({rows.padded, values.padded})};
     fill_dropout_keys(piece, call, rows, row_keys);
     std::fill_n(sums, kQueries, 0.0f);
     std::fill_n(sums_log, kQueries, 0.0f);
@@ -148,7 +149,7 @@ struct KeySums {
 template <typename Scalar, typename Number>
 void write_key_gradient(const Kernels<Scalar, Number>& kernels, const Piece& piece, int64_t dims, float* sums, const Heads<Scalar>& gradient) {
   const int64_t count = real_length(piece), length = piece.key_end - piece.key_begin;
-  const Columns<Number> columns(count, dims);
+  const Columns<Number> columns(count, dims, kernels.multiply != nullptr);
   for (int64_t index = 0; index * columns.width < count; ++index) {
     const int64_t first = index * columns.width, used = std::min(columns.width, count - first);
     kernels.write_transposed(columns.sum(sums, index), {used, dims}, gradient.rows(piece.batch, piece.key_head, piece.key_begin + first));
@@ -176,7 +177,8 @@ void backward_piece(const Kernels<Scalar, Number>& kernels, const Piece& piece, 
                     const Gradients<Scalar>& gradients, const KeySums& shared) {
   Scratch& scratch = scratch_of_this_thread();
   const int64_t count = real_length(piece);
-  Columns<Number> keys(count, call.dims), values(count, call.dims_v);
+  const bool panels = kernels.multiply != nullptr;
+  Columns<Number> keys(count, call.dims, panels), values(count, call.dims_v, panels);
   constexpr bool is_float = std::is_same_v<Number, float>;
   Number *query, *query_transposed, *incoming, *incoming_transposed, *weights, *rows_of_gradient, *pairs;
   float *scores, *gradient, *grad_query, *rho, *tau;
@@ -214,11 +216,11 @@ void backward_piece(const Kernels<Scalar, Number>& kernels, const Piece& piece, 
     const Size padded{round_up(rows.count, kColumns), keys.padded}, padded_v{padded.rows, values.padded};
     const Matrix<const Scalar> of_tensor = in.query.rows(piece.batch, rows.head, rows.begin);
     const Matrix<const Number> queries = padded_rows(kernels, of_tensor, {rows.count, call.dims}, padded, query);
-    const Matrix<Number> incomings{incoming, tile_layout<Number>(padded_v)};
+    const Matrix<Number> incomings{incoming, kernels.layout(padded_v)};
     kernels.scale_rows(gradients.output.rows(piece.batch, rows.head, rows.begin), {rows.count, call.dims_v}, scale, incomings, padded_v);
     // (dims, queries)
-    const Matrix<Number> transposed_queries{query_transposed, tile_layout<Number>({keys.padded, kQueries})};
-    const Matrix<Number> transposed_incomings{incoming_transposed, tile_layout<Number>({values.padded, kQueries})};
+    const Matrix<Number> transposed_queries{query_transposed, kernels.layout({keys.padded, kQueries})};
+    const Matrix<Number> transposed_incomings{incoming_transposed, kernels.layout({values.padded, kQueries})};
     kernels.transpose(queries, padded, false, transposed_queries);
     kernels.transpose(incomings, padded_v, false, transposed_incomings);
     fill_dropout_keys(piece, call, rows, row_keys);
@@ -226,7 +228,7 @@ void backward_piece(const Kernels<Scalar, Number>& kernels, const Piece& piece, 
     if (rows.seen == 0) {
       std::fill_n(grad_query, kQueries * keys.padded, 0.0f);
     }
-    const Matrix<float> grad_queries{grad_query, tile_layout<Number>({rows.padded, keys.padded})};
+    const Matrix<float> grad_queries{grad_query, kernels.layout({rows.padded, keys.padded})};
     for (int64_t index = 0; index * keys.width < rows.seen; ++index) {
       const Tile tile = tile_of(piece, call, rows, keys, index, real_keys, row_keys);
       multiply(kernels, {tile.rows, tile.columns, keys.padded, queries, keys.transposed_factor(index), {scores, tile.layout}, false});
