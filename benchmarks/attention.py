@@ -8,8 +8,8 @@ sqrt(n_i / 2)). That ours are right is what the tests show.
 FlexAttention has only softmax, and no backward pass on a CPU. The score log(ReLU + 1) makes ReLU + 1 of it, over a sum
 that `flex_relu` undoes by a further key, since `return_lse` is not there on a CPU either.
 
-`attention-avx2` times ours and softmax with everything held to AVX2, beside torch's own product of two matrices of 2,048
-× 2,048 in float32 in the same rounds: how much of the processor each of them uses.
+`attention-avx2` times ours and softmax with everything held to AVX2, beside torch's own product of two matrices of
+2,048 × 2,048 in float32 in the same rounds: how much of the processor each of them uses.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ def avx2_cells(quick: bool) -> Iterator[Names]:
 
 
 def measure_with_avx2(cell: Names, options: argparse.Namespace) -> Names:
-    """Ours without statistics forward, and with both in training, beside softmax; `gflops` of each and of torch's product."""
+    """Ours forward, and with S and T in training, beside softmax; `gflops` of each and of torch's product."""
     names = {name: cell[name] for name in ("batch", "heads", "length", "head_dim", "causal")}
     case = AttentionCase(**names, dtype=getattr(torch, cell["dtype"]), backward=cell["pass"] != PASSES[0])
     ours, products = (WITH_STATISTICS, 7) if case.backward else (PLAIN, 2)

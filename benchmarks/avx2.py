@@ -1,5 +1,5 @@
-"""Everything held to AVX2, which is all that many processors have: torch, oneDNN, MKL and CTranslate2 by the variables that
-`make bench-avx2` sets, our own loops here."""
+"""Everything held to AVX2, which is all that many processors have: our own loops here, and torch, oneDNN, MKL and
+CTranslate2 by the variables that `make bench-avx2` sets."""
 
 from __future__ import annotations
 

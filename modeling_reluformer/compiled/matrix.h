@@ -8,17 +8,15 @@ namespace reluformer {
 
 constexpr int64_t kColumns = 16;  // of a panel; all widths of tiles are multiples of it
 
-constexpr int64_t round_up(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
+constexpr int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 // bfloat16 as its bits
 struct BFloat16 {
   uint16_t bits;
 };
 
-// Where the numbers of a matrix lie: `row` numbers from a row to the next, and `panel` numbers from sixteen columns to the next sixteen,
-// which lie side by side.
+// Where the numbers of a matrix lie: `row` numbers from a row to the next, and `panel` numbers from sixteen columns to
+// the next sixteen, which lie side by side.
 struct Layout {
   int64_t row, panel;
 
@@ -28,14 +26,11 @@ struct Layout {
 };
 
 // Rows one behind the other, `stride` numbers apart.
-constexpr Layout in_rows(int64_t stride) {
-  return {stride, kColumns};
-}
+constexpr Layout in_rows(int64_t stride) { return {stride, kColumns}; }
 
-// Panels of sixteen columns, (columns / 16, rows, 16): what a product reads then lies side by side, whatever the width of the matrix.
-constexpr Layout in_panels(int64_t rows) {
-  return {kColumns, rows * kColumns};
-}
+// Panels of sixteen columns, (columns / 16, rows, 16): what a product reads then lies side by side, whatever the width
+// of the matrix.
+constexpr Layout in_panels(int64_t rows) { return {kColumns, rows * kColumns}; }
 
 template <typename Number>
 struct Matrix {
@@ -50,7 +45,8 @@ struct Matrix {
 
 // C (rows, columns) = A (rows, depth) B (depth, columns), plus the C that is there if `add`.
 //
-// Of floats, columns are a multiple of sixteen, and B is best in panels. Of bfloat16, all are in rows, and B is in pairs: see `Kernels`.
+// Of floats, columns are a multiple of sixteen, and B is best in panels. Of bfloat16, all are in rows, and B is in
+// pairs: see `Kernels`.
 template <typename Number>
 struct Product {
   int64_t rows, columns, depth;

@@ -1,7 +1,7 @@
 // The product of matrices of floats, for attention and translation, in the vector types of vectors.h.
 //
-// Each number of C is one chain of fused multiply-adds in the order of A's columns. So its bits are the same with every instruction set,
-// number of rows and panels at a time; and with `add`, a product in parts has the bits of the whole.
+// Each number of C is one chain of fused multiply-adds in the order of A's columns. So its bits are the same with every
+// instruction set, number of rows and panels at a time; and with `add`, a product in parts has the bits of the whole.
 #pragma once
 
 #include "matrix.h"
@@ -10,9 +10,9 @@
 namespace reluformer {
 namespace {
 
-// C is computed in blocks of so many rows and panels, whose sums stay in registers. Of the 16 registers of AVX2 they take twelve, beside
-// two of B and one of A; of the 32 of AVX-512 sixteen, and of NEON's 24. As many sums must be under way as multiply-adds take cycles,
-// times those that begin in one: eight on all processors that we know.
+// C is computed in blocks of so many rows and panels, whose sums stay in registers. Of the 16 registers of AVX2 they
+// take twelve, beside two of B and one of A; of the 32 of AVX-512 sixteen, and of NEON's 24. As many sums must be under
+// way as multiply-adds take cycles, times those that begin in one: eight on all processors that we know.
 #ifdef __AVX512F__
 constexpr int kProductRows = 8, kProductPanels = 2;
 #else
@@ -97,13 +97,15 @@ constexpr MultiplyBlock block_of_rows(int64_t rows, std::integer_sequence<int, r
   return kBlocks[rows - 1];
 }
 
-// The panels from `panel` on, as far as P at a time go. Rows are divided evenly, since a block of few would wait for its own sums.
+// The panels from `panel` on, as far as P at a time go. Rows are divided evenly, since a block of few would wait for
+// its own sums.
 template <int P>
 void multiply_panels(const Product<float>& product, int64_t groups, int64_t& panel) {
   for (; panel + P <= product.columns / kColumns; panel += P) {
     for (int64_t group = 0; group < groups; ++group) {
       const int64_t row = product.rows * group / groups, end = product.rows * (group + 1) / groups;
-      const float *a = product.a.data + row * product.a.layout.row, *b = product.b.data + panel * product.b.layout.panel;
+      const float *a = product.a.data + row * product.a.layout.row,
+                  *b = product.b.data + panel * product.b.layout.panel;
       float* c = product.c.data + row * product.c.layout.row + panel * product.c.layout.panel;
       block_of_rows<P>(end - row, std::make_integer_sequence<int, kProductRows>())(product, a, b, c);
     }

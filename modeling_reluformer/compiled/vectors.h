@@ -76,17 +76,20 @@ inline void store(float* place, Floats value) {
 #if defined(__aarch64__)
 inline Floats fused(Floats a, Floats b, Floats c) {
   typedef float32x4_t Register;
-  return reinterpret_cast<Floats>(vfmaq_f32(reinterpret_cast<Register>(c), reinterpret_cast<Register>(a), reinterpret_cast<Register>(b)));
+  return reinterpret_cast<Floats>(
+      vfmaq_f32(reinterpret_cast<Register>(c), reinterpret_cast<Register>(a), reinterpret_cast<Register>(b)));
 }
 #elif defined(__AVX512F__)
 inline Floats fused(Floats a, Floats b, Floats c) {
   typedef __m512 Register;
-  return reinterpret_cast<Floats>(_mm512_fmadd_ps(reinterpret_cast<Register>(a), reinterpret_cast<Register>(b), reinterpret_cast<Register>(c)));
+  return reinterpret_cast<Floats>(
+      _mm512_fmadd_ps(reinterpret_cast<Register>(a), reinterpret_cast<Register>(b), reinterpret_cast<Register>(c)));
 }
 #elif defined(__FMA__)
 inline Floats fused(Floats a, Floats b, Floats c) {
   typedef __m256 Register;
-  return reinterpret_cast<Floats>(_mm256_fmadd_ps(reinterpret_cast<Register>(a), reinterpret_cast<Register>(b), reinterpret_cast<Register>(c)));
+  return reinterpret_cast<Floats>(
+      _mm256_fmadd_ps(reinterpret_cast<Register>(a), reinterpret_cast<Register>(b), reinterpret_cast<Register>(c)));
 }
 #endif
 

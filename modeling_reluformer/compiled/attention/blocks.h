@@ -1,8 +1,10 @@
-// Attention of one head of keys in tiles, by the kernels of kernels.h; where product.h is no faster, products by oneDNN's small kernels.
+// Attention of one head of keys in tiles, by the kernels of kernels.h; where product.h is no faster, products by
+// oneDNN's small kernels.
 //
 //     O_i = r_i sum_j D_ij u_ij v_j     S_i = r_i sum_j u_ij     T_i = r_i (sum_j u_ij log u_ij + log r_i sum_j u_ij)
 //
-//     dX_ij = h'(x_ij) r_i (D_ij dO_i·v_j + rho_i + tau_i log u_ij),     dq = c dX k,  dk = c dX' q,  dv = (D u)' (r dO)
+//     dX_ij = h'(x_ij) r_i (D_ij dO_i·v_j + rho_i + tau_i log u_ij),     dq = c dX k,  dk = c dX' q,  dv = (D u)' (r
+//     dO)
 //
 // with x_ij = c q_i·k_j, u_ij = h(x_ij). Nothing here allocates but Scratch, which a thread keeps.
 #pragma once
@@ -97,7 +99,8 @@ inline void release_products() {}
 template <typename Number, typename OfTorch>
 void multiply_by_onednn(const Product<Number>& product, const OfTorch* a, const OfTorch* b) {
   const int64_t a_row = product.a.layout.row, b_row = product.b.layout.row, c_row = product.c.layout.row;
-  at::native::cpublas::brgemm(product.rows, product.columns, product.depth, a_row, b_row, c_row, product.add, a, b, product.c.data);
+  at::native::cpublas::brgemm(product.rows, product.columns, product.depth, a_row, b_row, c_row, product.add, a, b,
+                              product.c.data);
 }
 
 template <typename Scalar>
@@ -110,7 +113,8 @@ void multiply(const Kernels<Scalar, float>& kernels, const Product<float>& produ
 }
 
 inline void multiply(const Kernels<BFloat16>&, const Product<BFloat16>& product) {
-  const auto *a = reinterpret_cast<const at::BFloat16*>(product.a.data), *b = reinterpret_cast<const at::BFloat16*>(product.b.data);
+  const auto *a = reinterpret_cast<const at::BFloat16*>(product.a.data),
+             *b = reinterpret_cast<const at::BFloat16*>(product.b.data);
   multiply_by_onednn(product, a, b);
 }
 
@@ -167,15 +171,19 @@ struct Columns {
   static constexpr bool kInPairs = !std::is_same_v<Number, float>;
   int64_t count, tiles, width, padded;  // padded: the head dimension
   bool is_factor = false;               // of products, beside `transposed`
-  Number *rows, *pairs, *transposed;    // (tiles, width, padded); of bfloat16 pairs of it; (tiles, padded, width), of bfloat16 as pairs
-  Matrix<const Number> first_rows{};    // of the first tile: those, or the tensor's own
-  int64_t next_rows = 0;                // numbers to the next tile
+  Number *rows, *pairs,
+      *transposed;  // (tiles, width, padded); of bfloat16 pairs of it; (tiles, padded, width), of bfloat16 as pairs
+  Matrix<const Number> first_rows{};  // of the first tile: those, or the tensor's own
+  int64_t next_rows = 0;              // numbers to the next tile
 
-  bool panels;                          // how tiles lie
+  bool panels;  // how tiles lie
 
   Columns(int64_t count, int64_t dims, bool panels)
-      : count(count), tiles(std::max<int64_t>(1, (count + kKeys - 1) / kKeys)),
-        width(count > kKeys ? kKeys : std::max<int64_t>(kColumns, round_up(count, kColumns))), padded(round_up(dims, kColumns)), panels(panels) {}
+      : count(count),
+        tiles(std::max<int64_t>(1, (count + kKeys - 1) / kKeys)),
+        width(count > kKeys ? kKeys : std::max<int64_t>(kColumns, round_up(count, kColumns))),
+        padded(round_up(dims, kColumns)),
+        panels(panels) {}
 
   Layout layout(const Size& size) const { return tile_layout(panels, size); }
 
@@ -189,10 +197,12 @@ struct Columns {
     transposed = as_transposed ? scratch.part<Number>(size()) : nullptr;
   }
 
-  // From a tensor; where nothing is to be widened, padded, hidden or laid out in panels, its own memory serves as the rows.
+  // From a tensor; where nothing is to be widened, padded, hidden or laid out in panels, its own memory serves as the
+  // rows.
   template <typename Scalar>
   void fill(const Kernels<Scalar, Number>& kernels, const Matrix<const Scalar>& from, int64_t dims, const bool* real) {
-    const bool is_whole = dims == padded && count == tiles * width && (!real || std::all_of(real, real + count, [](bool is) { return is; }));
+    const bool is_whole = dims == padded && count == tiles * width &&
+                          (!real || std::all_of(real, real + count, [](bool is) { return is; }));
     if (std::is_same_v<Scalar, Number> && is_whole && (!panels || !is_factor || count <= kFewKeys)) {
       first_rows = {reinterpret_cast<const Number*>(from.data), from.layout};
       next_rows = width * from.layout.row;
@@ -202,7 +212,8 @@ struct Columns {
       for (int64_t tile = 0, begin = 0; tile < tiles; ++tile, begin += width) {
         const Matrix<const Scalar> of_tile{from.data + begin * from.layout.row, from.layout};
         const Size size{std::min(width, count - begin), dims};
-        kernels.copy_rows(of_tile, size, real ? real + begin : nullptr, {rows + tile * next_rows, first_rows.layout}, {width, padded});
+        kernels.copy_rows(of_tile, size, real ? real + begin : nullptr, {rows + tile * next_rows, first_rows.layout},
+                          {width, padded});
       }
     }
     for (int64_t tile = 0; tile < tiles; ++tile) {
@@ -211,7 +222,8 @@ struct Columns {
         kernels.pair_rows(of_tile, {width, padded}, pairs + tile * width * padded);
       }
       if (transposed) {
-        kernels.transpose(of_tile, {width, padded}, kInPairs, {transposed + tile * width * padded, layout({padded, width})});
+        kernels.transpose(of_tile, {width, padded}, kInPairs,
+                          {transposed + tile * width * padded, layout({padded, width})});
       }
     }
   }
@@ -227,9 +239,7 @@ struct Columns {
     return {transposed + tile * width * padded, layout({padded, width})};
   }
   // The same place in a sum of gradients, (dims, keys).
-  Matrix<float> sum(float* sums, int64_t tile) const {
-    return {sums + tile * width * padded, layout({padded, width})};
-  }
+  Matrix<float> sum(float* sums, int64_t tile) const { return {sums + tile * width * padded, layout({padded, width})}; }
   // The keys of a tile up to the last that is there, rounded up: the last tile may hold few.
   int64_t used(int64_t tile) const { return std::min(width, round_up(count - tile * width, kColumns)); }
 };

@@ -117,7 +117,8 @@ inline void for_each_panel(int64_t width, Function function) {
 }
 
 template <typename Scalar, typename Number>
-void copy_rows(const Matrix<const Scalar>& from, const Size& size, const bool* real, const Matrix<Number>& to, const Size& padded) {
+void copy_rows(const Matrix<const Scalar>& from, const Size& size, const bool* real, const Matrix<Number>& to,
+               const Size& padded) {
   for (int64_t row = 0; row < padded.rows; ++row) {
     const int64_t width = row < size.rows && (!real || real[row]) ? size.columns : 0;
     const Scalar* numbers = from.data + row * from.layout.row;
@@ -199,8 +200,8 @@ bool is_plain(const Tile& tile, const int64_t* visible) {
   return !tile.dropout.keys && !tile.real_keys && std::all_of(visible, visible + tile.rows, sees_all);
 }
 
-// function(first, width): some columns at a time. In panels, so few that what lies one behind the other in memory is passed through in
-// that order: across a whole row each sixteen columns lie on another page.
+// function(first, width): some columns at a time. In panels, so few that what lies one behind the other in memory is
+// passed through in that order: across a whole row each sixteen columns lie on another page.
 template <typename Function>
 inline void for_each_strip(const Tile& tile, Function function) {
   const int64_t most = tile.layout.row == kColumns ? kStripColumns : tile.columns;
@@ -216,10 +217,12 @@ struct Sums {
 
 // kStatistics: 0 none, 1 sums of h(x), 2 of the logarithms too
 template <typename H, int kStatistics, bool kPlain, typename Number>
-void weigh_strip(const Tile& tile, int64_t first, int64_t width, const int64_t* visible, const float* scores, Number* weights, Sums& sums) {
+void weigh_strip(const Tile& tile, int64_t first, int64_t width, const int64_t* visible, const float* scores,
+                 Number* weights, Sums& sums) {
   for (int64_t row = 0; row < tile.rows; ++row) {
     int64_t place = tile.layout.place(row, first);
-    Floats sum = kStatistics > 0 ? sums.weights[row] : all(0.0f), sum_log = kStatistics > 1 ? sums.logs[row] : all(0.0f);
+    Floats sum = kStatistics > 0 ? sums.weights[row] : all(0.0f),
+           sum_log = kStatistics > 1 ? sums.logs[row] : all(0.0f);
     for (int64_t panel = first; panel < first + width; panel += kColumns, place += tile.layout.panel) {
       if (!kPlain && panel >= visible[row]) {
         std::memset(static_cast<void*>(weights + place), 0, kColumns * sizeof(Number));
@@ -299,7 +302,8 @@ struct RowGain {
 
 // One vector of one row: the gradient of the products and the dropped weights.
 template <typename H, bool kPlain>
-inline void differentiate_vector(const Tile& tile, const RowGain& row, Floats x, Floats g, int64_t column, Floats& gradient, Floats& weight) {
+inline void differentiate_vector(const Tile& tile, const RowGain& row, Floats x, Floats g, int64_t column,
+                                 Floats& gradient, Floats& weight) {
   Floats u = H::value(x), factors = all(1.0f);
   if (!kPlain && tile.dropout.keys) {
     factors = dropout_factors(tile.dropout, row.key, tile.first_column + column);
@@ -318,8 +322,8 @@ inline void differentiate_vector(const Tile& tile, const RowGain& row, Floats x,
 }
 
 template <typename H, bool kPlain, typename Number>
-void differentiate_strip(const Tile& tile, int64_t begin, int64_t width, const RowGain* gains, const float* scores, const float* gradients,
-                         Number* weights, Number* rows, Number* pairs) {
+void differentiate_strip(const Tile& tile, int64_t begin, int64_t width, const RowGain* gains, const float* scores,
+                         const float* gradients, Number* weights, Number* rows, Number* pairs) {
   const Matrix<Number> to_weights{weights, tile.layout}, to_pairs{pairs, tile.layout};
   for (int64_t row = 0; row < tile.rows; row += 2) {
     const RowGain &first = gains[row], &second = gains[row + 1];
@@ -344,8 +348,8 @@ void differentiate_strip(const Tile& tile, int64_t begin, int64_t width, const R
 }
 
 template <typename H, typename Number>
-void differentiate(const Tile& tile, const float* scores, const float* gradients, const float* rho, const float* tau, Number* weights,
-                   Number* rows, Number* pairs) {
+void differentiate(const Tile& tile, const float* scores, const float* gradients, const float* rho, const float* tau,
+                   Number* weights, Number* rows, Number* pairs) {
   RowGain gains[kQueries];
   int64_t visible[kQueries];
   for (int64_t row = 0; row < tile.rows; ++row) {
@@ -405,14 +409,16 @@ void write_transposed(const Matrix<const float>& values, const Size& size, const
         continue;
       }
       for (int64_t i = 0; i < count; ++i) {
-        write_numbers(reinterpret_cast<const float*>(block + i), 1.0f, smaller(kLanes, size.columns - column), target + i * to.layout.row);
+        write_numbers(reinterpret_cast<const float*>(block + i), 1.0f, smaller(kLanes, size.columns - column),
+                      target + i * to.layout.row);
       }
     }
   }
 }
 
 template <typename Scalar, typename Number>
-void scale_rows(const Matrix<const Scalar>& from, const Size& size, const float* factors, const Matrix<Number>& to, const Size& padded) {
+void scale_rows(const Matrix<const Scalar>& from, const Size& size, const float* factors, const Matrix<Number>& to,
+                const Size& padded) {
   copy_rows(from, size, nullptr, to, padded);
   for (int64_t row = 0; factors && row < size.rows; ++row) {
     for (int64_t column = 0; column < padded.columns; column += kLanes) {
@@ -465,9 +471,11 @@ void add_values(const float* weights, const Scalar* values, int64_t stride, int6
 
 template <typename H, typename Scalar>
 void attend_row(const Tile& tile, const Row<Scalar>& row, float* weights, float* output, float* sums, float* sums_log) {
-  const int64_t visible = visible_columns(tile, 0), key_stride = row.keys.layout.row, value_stride = row.values.layout.row;
+  const int64_t visible = visible_columns(tile, 0), key_stride = row.keys.layout.row,
+                value_stride = row.values.layout.row;
   for (int64_t j = 0; j < visible; j += kLanes) {
-    store(weights + j, dots(row.query, row.keys.data + j * key_stride, key_stride, smaller(kLanes, visible - j), row.dims));
+    store(weights + j,
+          dots(row.query, row.keys.data + j * key_stride, key_stride, smaller(kLanes, visible - j), row.dims));
   }
   for (int64_t j = 0; row.real && j < visible; ++j) {
     weights[j] = row.real[j] ? weights[j] : 0.0f;
@@ -505,8 +513,15 @@ constexpr Kernels<Scalar, Number> kernels_of() {
     function<Relu, Type>, function<Relu2, Type>, function<Relu6, Type>, function<Sigmoid, Type>,                          \
         function<Softplus, Type>, function<Gelu, Type>, function<Identity, Type>                                          \
   }
-  return {kMultiply, copy_rows<Scalar, Number>, scale_rows<Scalar, Number>, transpose<Number>, pair_rows<Number>,
-          RELUFORMER_EACH(weigh, Number), RELUFORMER_EACH(differentiate, Number), write_rows<Scalar>, write_transposed<Scalar>,
+  return {kMultiply,
+          copy_rows<Scalar, Number>,
+          scale_rows<Scalar, Number>,
+          transpose<Number>,
+          pair_rows<Number>,
+          RELUFORMER_EACH(weigh, Number),
+          RELUFORMER_EACH(differentiate, Number),
+          write_rows<Scalar>,
+          write_transposed<Scalar>,
           RELUFORMER_EACH(attend_row, Scalar)};
 #undef RELUFORMER_EACH
 }

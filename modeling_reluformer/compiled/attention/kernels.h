@@ -56,11 +56,12 @@ struct Row {
   const bool* real;  // (keys,); null: all are
 };
 
-// Of tensors of Scalar, computed in tiles of Number: the same, or float for tensors of BFloat16 where the processor has no products of
-// bfloat16. They are widened as tiles are copied, and narrowed as results are written.
+// Of tensors of Scalar, computed in tiles of Number: the same, or float for tensors of BFloat16 where the processor has
+// no products of bfloat16. They are widened as tiles are copied, and narrowed as results are written.
 //
-// Matrices of tensors lie in rows. Products are product.h's, of tiles in panels; or with AVX-512, for which they are no faster, oneDNN's, of
-// tiles in rows. Those of bfloat16 want their second factor as "pairs", two rows in each other: (rows / 2, columns, 2).
+// Matrices of tensors lie in rows. Products are product.h's, of tiles in panels; or with AVX-512, for which they are no
+// faster, oneDNN's, of tiles in rows. Those of bfloat16 want their second factor as "pairs", two rows in each other:
+// (rows / 2, columns, 2).
 template <typename TensorScalar, typename TileNumber = TensorScalar>
 struct Kernels {
   using Scalar = TensorScalar;
@@ -68,26 +69,30 @@ struct Kernels {
   void (*multiply)(const Product<float>& product);  // null: oneDNN's
   Layout layout(const Size& size) const { return tile_layout(multiply != nullptr, size); }
   // With zeros behind the rows and columns, up to `padded`, and where `real` says so.
-  void (*copy_rows)(const Matrix<const Scalar>& from, const Size& size, const bool* real, const Matrix<Number>& to, const Size& padded);
+  void (*copy_rows)(const Matrix<const Scalar>& from, const Size& size, const bool* real, const Matrix<Number>& to,
+                    const Size& padded);
   // Rows · factor_i, padded with zeros: the gradient of the output.
-  void (*scale_rows)(const Matrix<const Scalar>& from, const Size& size, const float* factors, const Matrix<Number>& to, const Size& padded);
+  void (*scale_rows)(const Matrix<const Scalar>& from, const Size& size, const float* factors, const Matrix<Number>& to,
+                     const Size& padded);
   // (rows, columns) of multiples of kColumns → (columns, rows); as pairs if asked for.
   void (*transpose)(const Matrix<const Number>& from, const Size& size, bool pairs, const Matrix<Number>& to);
   // (rows, columns) → pairs
   void (*pair_rows)(const Matrix<const Number>& from, const Size& size, Number* to);
-  // scores → weights D h(x), and sums of h(x) and of h(x) log h(x) added to (rows,) where not null. The weights may be written over the
-  // scores.
+  // scores → weights D h(x), and sums of h(x) and of h(x) log h(x) added to (rows,) where not null. The weights may be
+  // written over the scores.
   void (*weigh[kActivations])(const Tile& tile, const float* scores, Number* weights, float* sums, float* sums_log);
-  // gradients: of the dropped weights → of the products q·k, h'(x) (D g + rho_i + tau_i log h(x)) · scale, in rows and, of bfloat16, as
-  // pairs; and D h(x) as pairs. rho, tau: (rows,). The outputs of float may be written over the inputs.
-  void (*differentiate[kActivations])(const Tile& tile, const float* scores, const float* gradients, const float* rho, const float* tau,
-                                      Number* weights, Number* rows, Number* pairs);
+  // gradients: of the dropped weights → of the products q·k, h'(x) (D g + rho_i + tau_i log h(x)) · scale, in rows and,
+  // of bfloat16, as pairs; and D h(x) as pairs. rho, tau: (rows,). The outputs of float may be written over the inputs.
+  void (*differentiate[kActivations])(const Tile& tile, const float* scores, const float* gradients, const float* rho,
+                                      const float* tau, Number* weights, Number* rows, Number* pairs);
   // values · factor_i → rows of a tensor; factors null: 1.
-  void (*write_rows)(const Matrix<const float>& values, const float* factors, const Size& size, const Matrix<Scalar>& to);
+  void (*write_rows)(const Matrix<const float>& values, const float* factors, const Size& size,
+                     const Matrix<Scalar>& to);
   // The same from (columns, rows) values: gradients of keys and values.
   void (*write_transposed)(const Matrix<const float>& values, const Size& size, const Matrix<Scalar>& to);
   // One query without a copy of keys and values: output (dims_v,), sums as in `weigh`. weights: room for (keys,) rounded up.
-  void (*attend_row[kActivations])(const Tile& tile, const Row<Scalar>& row, float* weights, float* output, float* sums, float* sums_log);
+  void (*attend_row[kActivations])(const Tile& tile, const Row<Scalar>& row, float* weights, float* output, float* sums,
+                                   float* sums_log);
 };
 
 struct KernelSet {

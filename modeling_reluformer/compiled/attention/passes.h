@@ -19,8 +19,8 @@ struct Outputs {
 
 // Rows of a tensor as a first factor with zeros behind them; where nothing is to be widened or padded, its own memory.
 template <typename Scalar, typename Number>
-Matrix<const Number> padded_rows(const Kernels<Scalar, Number>& kernels, const Matrix<const Scalar>& from, const Size& size, const Size& padded,
-                                 Number* room) {
+Matrix<const Number> padded_rows(const Kernels<Scalar, Number>& kernels, const Matrix<const Scalar>& from,
+                                 const Size& size, const Size& padded, Number* room) {
   if constexpr (std::is_same_v<Scalar, Number>) {
     if (size.rows == padded.rows && size.columns == padded.columns) {
       return from;
@@ -74,14 +74,15 @@ void forward_few(const Kernels<Scalar, Number>& kernels, const Piece& piece, con
                                           call.statistics > 1 ? &sum_log : nullptr);
       const float* scale = in.row_scale.row(piece.batch, head, index);
       write_statistics(out.row_sum, out.row_sum_log, scale, piece, rows, &sum, &sum_log);
-      kernels.write_rows({output, in_rows(call.dims_v)}, scale, {1, call.dims_v}, out.output.rows(piece.batch, head, index));
+      kernels.write_rows({output, in_rows(call.dims_v)}, scale, {1, call.dims_v},
+                         out.output.rows(piece.batch, head, index));
     }
   }
 }
 
 template <typename Scalar, typename Number>
-void forward_piece(const Kernels<Scalar, Number>& kernels, const Piece& piece, const Call& call, const Inputs<Scalar>& in,
-                   const Outputs<Scalar>& out) {
+void forward_piece(const Kernels<Scalar, Number>& kernels, const Piece& piece, const Call& call,
+                   const Inputs<Scalar>& in, const Outputs<Scalar>& out) {
   if (piece.query_end - piece.query_begin <= kSingleRows) {
     forward_few(kernels, piece, call, in, out);
     return;
@@ -111,7 +112,8 @@ void forward_piece(const Kernels<Scalar, Number>& kernels, const Piece& piece, c
   values.fill(kernels, in.value.rows(piece.batch, piece.key_head, piece.key_begin), call.dims_v, piece.real);
   for_each_rows(piece, call, count, [&](const Rows& rows) {
     const Matrix<const Scalar> of_tensor = in.query.rows(piece.batch, rows.head, rows.begin);
-    const Matrix<const Number> queries = padded_rows(kernels, of_tensor, {rows.count, call.dims}, {rows.padded, keys.padded}, query);
+    const Matrix<const Number> queries =
+        padded_rows(kernels, of_tensor, {rows.count, call.dims}, {rows.padded, keys.padded}, query);
     const Matrix<float> outputs{output, kernels.layout({rows.padded, values.padded})};
     fill_dropout_keys(piece, call, rows, row_keys);
     std::fill_n(sums, kQueries, 0.0f);
@@ -122,9 +124,12 @@ void forward_piece(const Kernels<Scalar, Number>& kernels, const Piece& piece, c
     for (int64_t index = 0; index * keys.width < rows.seen; ++index) {
       const Tile tile = tile_of(piece, call, rows, keys, index, real_keys, row_keys);
       const Matrix<Number> tile_weights{weights, tile.layout};
-      multiply(kernels, {tile.rows, tile.columns, keys.padded, queries, keys.transposed_factor(index), {scores, tile.layout}, false});
+      multiply(
+          kernels,
+          {tile.rows, tile.columns, keys.padded, queries, keys.transposed_factor(index), {scores, tile.layout}, false});
       kernels.weigh[call.activation](tile, scores, weights, call.statistics > 0 ? sums : nullptr, call.statistics > 1 ? sums_log : nullptr);
-      multiply(kernels, {tile.rows, values.padded, tile.columns, tile_weights, values.factor(index), outputs, index > 0});
+      multiply(kernels,
+               {tile.rows, values.padded, tile.columns, tile_weights, values.factor(index), outputs, index > 0});
     }
     const float* scale = in.row_scale.row(piece.batch, rows.head, rows.begin);
     write_statistics(out.row_sum, out.row_sum_log, scale, piece, rows, sums, sums_log);
@@ -147,12 +152,14 @@ struct KeySums {
 
 // Sums of a piece → rows of the gradient of its keys or values; zeros for keys behind the last real one.
 template <typename Scalar, typename Number>
-void write_key_gradient(const Kernels<Scalar, Number>& kernels, const Piece& piece, int64_t dims, float* sums, const Heads<Scalar>& gradient) {
+void write_key_gradient(const Kernels<Scalar, Number>& kernels, const Piece& piece, int64_t dims, float* sums,
+                        const Heads<Scalar>& gradient) {
   const int64_t count = real_length(piece), length = piece.key_end - piece.key_begin;
   const Columns<Number> columns(count, dims, kernels.multiply != nullptr);
   for (int64_t index = 0; index * columns.width < count; ++index) {
     const int64_t first = index * columns.width, used = std::min(columns.width, count - first);
-    kernels.write_transposed(columns.sum(sums, index), {used, dims}, gradient.rows(piece.batch, piece.key_head, piece.key_begin + first));
+    kernels.write_transposed(columns.sum(sums, index), {used, dims},
+                             gradient.rows(piece.batch, piece.key_head, piece.key_begin + first));
   }
   for (int64_t j = count; j < length; ++j) {
     std::memset(static_cast<void*>(gradient.row(piece.batch, piece.key_head, piece.key_begin + j)), 0, dims * sizeof(Scalar));
@@ -217,7 +224,8 @@ void backward_piece(const Kernels<Scalar, Number>& kernels, const Piece& piece, 
     const Matrix<const Scalar> of_tensor = in.query.rows(piece.batch, rows.head, rows.begin);
     const Matrix<const Number> queries = padded_rows(kernels, of_tensor, {rows.count, call.dims}, padded, query);
     const Matrix<Number> incomings{incoming, kernels.layout(padded_v)};
-    kernels.scale_rows(gradients.output.rows(piece.batch, rows.head, rows.begin), {rows.count, call.dims_v}, scale, incomings, padded_v);
+    kernels.scale_rows(gradients.output.rows(piece.batch, rows.head, rows.begin), {rows.count, call.dims_v}, scale,
+                       incomings, padded_v);
     // (dims, queries)
     const Matrix<Number> transposed_queries{query_transposed, kernels.layout({keys.padded, kQueries})};
     const Matrix<Number> transposed_incomings{incoming_transposed, kernels.layout({values.padded, kQueries})};
@@ -231,15 +239,27 @@ void backward_piece(const Kernels<Scalar, Number>& kernels, const Piece& piece, 
     const Matrix<float> grad_queries{grad_query, kernels.layout({rows.padded, keys.padded})};
     for (int64_t index = 0; index * keys.width < rows.seen; ++index) {
       const Tile tile = tile_of(piece, call, rows, keys, index, real_keys, row_keys);
-      multiply(kernels, {tile.rows, tile.columns, keys.padded, queries, keys.transposed_factor(index), {scores, tile.layout}, false});
-      multiply(kernels, {tile.rows, tile.columns, values.padded, incomings, values.transposed_factor(index), {gradient, tile.layout}, false});
+      multiply(
+          kernels,
+          {tile.rows, tile.columns, keys.padded, queries, keys.transposed_factor(index), {scores, tile.layout}, false});
+      multiply(kernels, {tile.rows,
+                         tile.columns,
+                         values.padded,
+                         incomings,
+                         values.transposed_factor(index),
+                         {gradient, tile.layout},
+                         false});
       kernels.differentiate[call.activation](tile, scores, gradient, rho, tau, weights, rows_of_gradient, pairs);
-      const Matrix<Number> as_rows{rows_of_gradient, tile.layout}, as_pairs{pairs, tile.layout}, weight_pairs{weights, tile.layout};
+      const Matrix<Number> as_rows{rows_of_gradient, tile.layout}, as_pairs{pairs, tile.layout},
+          weight_pairs{weights, tile.layout};
       multiply(kernels, {tile.rows, keys.padded, tile.columns, as_rows, keys.factor(index), grad_queries, index > 0});
-      multiply(kernels, {keys.padded, tile.columns, tile.rows, transposed_queries, as_pairs, keys.sum(total.key, index), true});
-      multiply(kernels, {values.padded, tile.columns, tile.rows, transposed_incomings, weight_pairs, values.sum(total.value, index), true});
+      multiply(kernels,
+               {keys.padded, tile.columns, tile.rows, transposed_queries, as_pairs, keys.sum(total.key, index), true});
+      multiply(kernels, {values.padded, tile.columns, tile.rows, transposed_incomings, weight_pairs,
+                         values.sum(total.value, index), true});
     }
-    kernels.write_rows(grad_queries, nullptr, {rows.count, call.dims}, gradients.query.rows(piece.batch, rows.head, rows.begin));
+    kernels.write_rows(grad_queries, nullptr, {rows.count, call.dims},
+                       gradients.query.rows(piece.batch, rows.head, rows.begin));
   });
   if (!shared.key) {
     write_key_gradient(kernels, piece, call.dims, total.key, gradients.key);

@@ -61,8 +61,8 @@ void pack(const float* from, int64_t outputs, int64_t inputs, int64_t output_str
   }
 }
 
-// Rows as the first factor of a product: as they lie, or if they are many, copied to panels. Rows that are a power of two apart, as those
-// of most models are, share few places of the first cache.
+// Rows as the first factor of a product: as they lie, or if they are many, copied to panels. Rows that are a power of
+// two apart, as those of most models are, share few places of the first cache.
 Matrix<const float> as_factor(const Tensor& rows, Tensor& room) {
   constexpr int64_t kFewRows = 8;
   const int64_t count = rows.size(0), width = rows.size(1);

@@ -145,11 +145,12 @@ void for_blocks(int64_t count, int64_t& block, int64_t end, Function function) {
   }
 }
 
-// Rows that share a pass over the weights, and inputs of a panel that stays in the first cache until all of these rows have met it.
+// Rows that share a pass over the weights, and inputs of a panel that stays in the first cache until all of these rows
+// have met it.
 constexpr int64_t kRowsAtATime = 128, kInputsAtATime = 256;
 
-void multiply_floats(const PackedFloats& matrix, const Matrix<const float>& from, int64_t count, int64_t begin, int64_t end, float* to,
-                     int64_t to_stride) {
+void multiply_floats(const PackedFloats& matrix, const Matrix<const float>& from, int64_t count, int64_t begin,
+                     int64_t end, float* to, int64_t to_stride) {
   if (count > kRowsAtATime) {
     const Matrix<const float> others{from.data + kRowsAtATime * from.layout.row, from.layout};
     multiply_floats(matrix, from, kRowsAtATime, begin, end, to, to_stride);

@@ -49,8 +49,8 @@ struct TranslationKernels {
   // Scores of a row → weights, written over them.
   void (*weigh)(float* scores, int64_t width, const Weighing& weighing);
   // Outputs of the blocks of sixteen in [begin, end), to (count, to_stride), for the `count` rows of a matrix.
-  void (*multiply_floats)(const PackedFloats& matrix, const Matrix<const float>& from, int64_t count, int64_t begin, int64_t end, float* to,
-                          int64_t to_stride);
+  void (*multiply_floats)(const PackedFloats& matrix, const Matrix<const float>& from, int64_t count, int64_t begin,
+                          int64_t end, float* to, int64_t to_stride);
   // Rows (count, width) → bytes x / scale + 128 (count, stride) and scales; stride is width rounded up to 64, with bytes of 128 behind.
   void (*quantize)(const float* from, int64_t count, int64_t width, uint8_t* bytes, int64_t stride, float* scales);
   // Outputs of the blocks of sixteen in [begin, end) for all rows: to (count, outputs).
