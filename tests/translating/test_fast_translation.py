@@ -1,5 +1,6 @@
 """Translating by compiled steps gives the tokens of `generate`, in float32; int8 gives the same bits everywhere."""
 
+import copy
 import logging
 import math
 from types import SimpleNamespace
@@ -143,6 +144,25 @@ def test_the_states_of_the_encoder_are_those_of_the_model_in_float64(length, act
     attentions = [layer.encoder_attn for layer in exact.model.decoder.layers]
     parts = [part(torch.cat(states)) for each in attentions for part in (each.k_proj, each.v_proj)]
     torch.testing.assert_close(found.double(), torch.cat(parts, dim=1), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 15, 130])
+def test_products_of_many_inputs_are_those_of_the_model_in_float64(rows):
+    """Inputs are multiplied 256 at a time, and many rows 128 at a time: with every instruction set."""
+    model = tiny_model(d_model=264, encoder_ffn_dim=530, max_position_embeddings=200, activation_function="relu")
+    ids = [[4 + i % 20 for i in range(rows)]]
+    exact = copy.deepcopy(model).double()
+    states = exact.model.encoder(torch.tensor(ids)).last_hidden_state[0]
+    attentions = [layer.encoder_attn for layer in exact.model.decoder.layers]
+    wanted = torch.cat([part(states) for each in attentions for part in (each.k_proj, each.v_proj)], dim=1)
+    names = torch.ops.reluformer_cpu.instruction_sets()
+    try:
+        for name in names:
+            torch.ops.reluformer_cpu.choose_instruction_set(name)
+            found, _ = states_and_logits(model, "float32", ids)
+            torch.testing.assert_close(found.double(), wanted, atol=1e-4, rtol=1e-4)
+    finally:
+        torch.ops.reluformer_cpu.choose_instruction_set(names[0])
 
 
 @pytest.mark.parametrize(
