@@ -93,7 +93,7 @@ def verdict_table() -> str:
     rows = yaml.safe_load(Path(__file__).with_name("verdict.yaml").read_text(encoding="utf-8"))
     figures = _Figures()
     cells = ([row["case"], f"**{row['take']}**", _minus(row["by"].format_map(figures))] for row in rows)
-    return "\n".join(table(("your case", "take", "by how much"), cells)) + "\n"
+    return "\n".join(table(("your case", "take", "by how much, and how sure"), cells)) + "\n"
 
 
 def _minus(text: str) -> str:
