@@ -192,14 +192,17 @@ wheel: .venv/all
 	RELUFORMER_COMPILED=1 $(BIN)/python -m build --no-isolation --outdir dist .
 	$(BIN)/python -m twine check --strict dist/reluformer-*
 
+CPP = $(shell find modeling_reluformer -name '*.cpp' -o -name '*.h')
 lint: .venv/all
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
 	$(BIN)/python -m pytest --noconftest tests/test_import_direction.py tests/test_function_lengths.py
 
 format: .venv/all
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP)
 
 clean:
 	rm -rf .venv .venv-newest .venv-oldest build dist *.egg-info

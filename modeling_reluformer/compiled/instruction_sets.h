@@ -41,8 +41,9 @@ inline const std::vector<InstructionSet>& instruction_sets() {
     }
     found.push_back({"neon", &neon::kernels, &neon::sparse_kernels, &neon::translation_kernels});
 #else
-    if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni")) {
+    if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vnni")) {
       if (const TranslationKernels* amx = avx512::amx_translation_kernels()) {
         found.push_back({"amx", &avx512::kernels, &avx512::sparse_kernels, amx});
       }

@@ -1,7 +1,8 @@
-// A register of floats at a time, in the vector types of gcc and clang, and the functions that activations need of them.
+// A register of floats at a time, in the vector types of gcc and clang, and the functions that activations need of
+// them.
 //
-// The types are as wide as the registers of the instruction set that a file is compiled for: gcc carries wider ones through memory. Nothing
-// here depends on its vectoriser, which leaves loops with a logarithm scalar.
+// The types are as wide as the registers of the instruction set that a file is compiled for: gcc carries wider ones
+// through memory. Nothing here depends on its vectoriser, which leaves loops with a logarithm scalar.
 #pragma once
 
 #ifdef __aarch64__
@@ -37,20 +38,16 @@ typedef uint16_t Halves __attribute__((vector_size(2 * kLanes), may_alias));
 
 namespace {
 
-// In a namespace without a name, as all that is compiled for several instruction sets: a linker keeps one copy of an `inline`
-// function, and might keep that of another set.
-inline Floats all(float value) {
-  return value - Floats{};
-}
+// In a namespace without a name, as all that is compiled for several instruction sets: a linker keeps one copy of an
+// `inline` function, and might keep that of another set.
+inline Floats all(float value) { return value - Floats{}; }
 
 template <int... lane>
 inline Ints numbers(std::integer_sequence<int, lane...>) {
   return Ints{lane...};
 }
 
-inline Ints lane_numbers() {
-  return numbers(EachLane());
-}
+inline Ints lane_numbers() { return numbers(EachLane()); }
 
 // A vector at any place. Not by a pointer to a type of lower alignment, which clang forgets in templates.
 template <typename Vector, typename Number>
@@ -60,17 +57,13 @@ inline Vector vector_at(const Number* place) {
   return result;
 }
 
-inline Floats load(const float* place) {
-  return vector_at<Floats>(place);
-}
+inline Floats load(const float* place) { return vector_at<Floats>(place); }
 
 inline Floats load(const BFloat16* place) {
   return reinterpret_cast<Floats>(__builtin_convertvector(vector_at<Halves>(place), Words) << 16);
 }
 
-inline void store(float* place, Floats value) {
-  std::memcpy(place, &value, sizeof value);
-}
+inline void store(float* place, Floats value) { std::memcpy(place, &value, sizeof value); }
 
 // a · b + c, rounded once, whatever the compiler is told of contractions.
 #if defined(__aarch64__)
@@ -109,9 +102,7 @@ inline void store(BFloat16* place, Floats value) {
   std::memcpy(static_cast<void*>(place), &bits, sizeof bits);
 }
 
-inline float widen(float value) {
-  return value;
-}
+inline float widen(float value) { return value; }
 
 inline float widen(BFloat16 value) {
   const uint32_t bits = static_cast<uint32_t>(value.bits) << 16;
@@ -120,9 +111,7 @@ inline float widen(BFloat16 value) {
   return wide;
 }
 
-inline void narrow(float* place, float value) {
-  *place = value;
-}
+inline void narrow(float* place, float value) { *place = value; }
 
 inline void narrow(BFloat16* place, float value) {
   uint32_t bits;
@@ -171,9 +160,9 @@ inline float quantize_row(const float* from, int64_t width, uint8_t* to) {
   return !finite ? __builtin_nanf("") : factor > 0.0f ? most / 127.0f : 0.0f;
 }
 
-// log(x) for x > 0 to two units in the last place; finite for zero and subnormal numbers, where it meets a factor of zero or a closed
-// gate. Of infinity and NaN themselves, if asked for: a factor of u brings them back otherwise. x = 2^e (1 + f) with 1 + f in [1/√2, √2); log(1 + f) =
-// f - f²/2 + f³ P(f), P by least squares, relative error 7e-9.
+// log(x) for x > 0 to two units in the last place; finite for zero and subnormal numbers, where it meets a factor of
+// zero or a closed gate. Of infinity and NaN themselves, if asked for: a factor of u brings them back otherwise. x =
+// 2^e (1 + f) with 1 + f in [1/√2, √2); log(1 + f) = f - f²/2 + f³ P(f), P by least squares, relative error 7e-9.
 template <bool kEveryNumber>
 inline Floats logarithm(Floats x) {
   const Ints shifted = reinterpret_cast<Ints>(x) - 0x3F3504F3;  // the bits of 1/√2
@@ -195,7 +184,8 @@ inline Floats logarithm(Floats x) {
   return result;
 }
 
-// e^x to two units in the last place; 0 below the smallest normal number, NaN itself. x = n log 2 + r, |r| <= log(2) / 2.
+// e^x to two units in the last place; 0 below the smallest normal number, NaN itself. x = n log 2 + r, |r| <= log(2)
+// / 2.
 inline Floats exponential(Floats x) {
   const Floats high = x > 88.72283f ? all(88.72283f) : x, inside = high < -87.33654f ? all(-87.33654f) : high;
   const Floats rounder = all(12582912.0f);  // 1.5 · 2²³: adding it rounds to an integer

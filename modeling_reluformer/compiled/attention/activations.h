@@ -1,5 +1,5 @@
-// The activations h of attention, a register of scores at a time: h(x), and the chain rule h'(x) g. fused/activations.py is the table
-// that they are tested against.
+// The activations h of attention, a register of scores at a time: h(x), and the chain rule h'(x) g.
+// fused/activations.py is the table that they are tested against.
 #pragma once
 
 #include "vectors.h"

@@ -1,5 +1,5 @@
-// `reluformer_cpu::attention`: point-wise attention on a CPU as one operator of torch, with its derivative. blockwise.py is
-// the same in Python; passes.h has the work of one head.
+// `reluformer_cpu::attention`: point-wise attention on a CPU as one operator of torch, with its derivative.
+// blockwise.py is the same in Python; passes.h has the work of one head.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <torch/library.h>
@@ -46,13 +46,18 @@ std::string choose_instruction_set(std::string_view name) {
   return reluformer::chosen_set()->name;
 }
 
-bool fits(const Tensor& query, const Tensor& key, const Tensor& value, const MaybeTensor& row_scale, const MaybeTensor& mask) {
-  auto is_one = [&](const Tensor& tensor) { return tensor.dim() == 4 && tensor.scalar_type() == query.scalar_type() && tensor.device().is_cpu(); };
+bool fits(const Tensor& query, const Tensor& key, const Tensor& value, const MaybeTensor& row_scale,
+          const MaybeTensor& mask) {
+  auto is_one = [&](const Tensor& tensor) {
+    return tensor.dim() == 4 && tensor.scalar_type() == query.scalar_type() && tensor.device().is_cpu();
+  };
   if (!is_one(query) || !is_one(key) || !is_one(value) || !supports(query.scalar_type())) {
     return false;
   }
-  const int64_t batch = query.size(0), heads = query.size(1), queries = query.size(2), key_heads = key.size(1), keys = key.size(2);
-  if (key.size(0) != batch || key.size(3) != query.size(3) || query.size(3) == 0 || value.size(3) == 0 || key_heads == 0 || heads % key_heads) {
+  const int64_t batch = query.size(0), heads = query.size(1), queries = query.size(2), key_heads = key.size(1),
+                keys = key.size(2);
+  if (key.size(0) != batch || key.size(3) != query.size(3) || query.size(3) == 0 || value.size(3) == 0 ||
+      key_heads == 0 || heads % key_heads) {
     return false;
   }
   for (int64_t dim : {0, 1, 2}) {
@@ -64,12 +69,11 @@ bool fits(const Tensor& query, const Tensor& key, const Tensor& value, const May
                     (row_scale->size(1) != 1 && row_scale->size(1) != heads) || row_scale->size(2) != queries)) {
     return false;
   }
-  return !mask || (mask->dim() == 2 && mask->scalar_type() == at::kBool && mask->size(0) == batch && mask->size(1) == keys);
+  return !mask ||
+         (mask->dim() == 2 && mask->scalar_type() == at::kBool && mask->size(0) == batch && mask->size(1) == keys);
 }
 
-Tensor side_by_side(const Tensor& tensor) {
-  return tensor.stride(3) == 1 ? tensor : tensor.contiguous();
-}
+Tensor side_by_side(const Tensor& tensor) { return tensor.stride(3) == 1 ? tensor : tensor.contiguous(); }
 
 template <typename Scalar>
 Heads<Scalar> heads_of(const Tensor& tensor) {
@@ -82,12 +86,15 @@ RowNumbers numbers_of(const MaybeTensor& tensor) {
   if (!tensor || tensor->numel() == 0) {
     return {nullptr, 0, 0};
   }
-  return {const_cast<float*>(tensor->const_data_ptr<float>()), tensor->stride(0), tensor->size(1) > 1 ? tensor->stride(1) : 0};
+  return {const_cast<float*>(tensor->const_data_ptr<float>()), tensor->stride(0),
+          tensor->size(1) > 1 ? tensor->stride(1) : 0};
 }
 
 // (batch, heads, length, dims) that lies in memory as (batch, length, heads, dims), as projections of a model want it
 Tensor empty_like_heads(const Tensor& tensor, c10::SymInt dims) {
-  return at::empty_symint({tensor.sym_size(0), tensor.sym_size(2), tensor.sym_size(1), std::move(dims)}, tensor.options()).transpose(1, 2);
+  return at::empty_symint({tensor.sym_size(0), tensor.sym_size(2), tensor.sym_size(1), std::move(dims)},
+                          tensor.options())
+      .transpose(1, 2);
 }
 
 // cu_seqlens, which a compiled graph has not looked at
@@ -97,8 +104,9 @@ std::vector<int64_t> edges_of(const MaybeTensor& tensor, int64_t length) {
   }
   const Tensor wide = tensor->to(at::kLong).contiguous();
   std::vector<int64_t> edges{wide.const_data_ptr<int64_t>(), wide.const_data_ptr<int64_t>() + wide.numel()};
-  TORCH_CHECK_VALUE(!edges.empty() && edges.front() == 0 && edges.back() == length && std::is_sorted(edges.begin(), edges.end()),
-                    "cu_seqlens must rise from 0 to ", length, ", the length of its tensor; got ", *tensor);
+  TORCH_CHECK_VALUE(
+      !edges.empty() && edges.front() == 0 && edges.back() == length && std::is_sorted(edges.begin(), edges.end()),
+      "cu_seqlens must rise from 0 to ", length, ", the length of its tensor; got ", *tensor);
   return edges;
 }
 
@@ -108,10 +116,12 @@ struct Pieces {
   int64_t chunks = 1;  // neighbours in `all` that share their keys
 };
 
-Pieces pieces_of(const Tensor& query, const Tensor& key, const bool* mask, const MaybeTensor& edges_q, const MaybeTensor& edges_k) {
+Pieces pieces_of(const Tensor& query, const Tensor& key, const bool* mask, const MaybeTensor& edges_q,
+                 const MaybeTensor& edges_k) {
   const std::vector<int64_t> query_edges = edges_of(edges_q, query.size(2)), key_edges = edges_of(edges_k, key.size(2));
-  TORCH_CHECK_VALUE(query_edges.size() == key_edges.size() && (!edges_q || query.size(0) == 1),
-                    "cu_seqlens_q and cu_seqlens_k must be given together, with the same number of sequences and a batch of 1.");
+  TORCH_CHECK_VALUE(
+      query_edges.size() == key_edges.size() && (!edges_q || query.size(0) == 1),
+      "cu_seqlens_q and cu_seqlens_k must be given together, with the same number of sequences and a batch of 1.");
   const int64_t key_heads = key.size(1), group = query.size(1) / key_heads, keys = key.size(2);
   const int64_t spans = edges_q ? static_cast<int64_t>(query_edges.size()) - 1 : query.size(0);
   Pieces pieces;
@@ -122,14 +132,17 @@ Pieces pieces_of(const Tensor& query, const Tensor& key, const bool* mask, const
   }
   for (int64_t span = 0; span < spans; ++span) {
     const int64_t batch = edges_q ? 0 : span;
-    const int64_t query_begin = edges_q ? query_edges[span] : 0, query_end = edges_q ? query_edges[span + 1] : query.size(2);
+    const int64_t query_begin = edges_q ? query_edges[span] : 0,
+                  query_end = edges_q ? query_edges[span + 1] : query.size(2);
     const int64_t key_begin = edges_q ? key_edges[span] : 0, key_end = edges_q ? key_edges[span + 1] : keys;
-    const int64_t step = reluformer::round_up((query_end - query_begin + pieces.chunks - 1) / pieces.chunks, reluformer::kQueries);
+    const int64_t step =
+        reluformer::round_up((query_end - query_begin + pieces.chunks - 1) / pieces.chunks, reluformer::kQueries);
     for (int64_t head = 0; head < key_heads; ++head) {
       for (int64_t chunk = 0; chunk < pieces.chunks; ++chunk) {
-        const int64_t begin = std::min(query_end, query_begin + chunk * step), end = pieces.chunks == 1 ? query_end : std::min(query_end, begin + step);
-        pieces.all.push_back({span * key_heads + head, batch, head, head * group, group, query_begin, begin, end, key_begin, key_end,
-                              mask ? mask + batch * keys + key_begin : nullptr});
+        const int64_t begin = std::min(query_end, query_begin + chunk * step),
+                      end = pieces.chunks == 1 ? query_end : std::min(query_end, begin + step);
+        pieces.all.push_back({span * key_heads + head, batch, head, head * group, group, query_begin, begin, end,
+                              key_begin, key_end, mask ? mask + batch * keys + key_begin : nullptr});
       }
     }
   }
@@ -152,14 +165,18 @@ double work_of(const Tensor& query, const Tensor& key, int64_t products) {
   return 2.0 * products * query.size(0) * query.size(1) * query.size(2) * key.size(2) * query.size(3);
 }
 
-Call call_of(const Tensor& query, const Tensor& value, const MaybeTensor& offset, const MaybeTensor& seed, std::string_view activation,
-             double scale, bool causal, int64_t query_offset, double dropout, std::string_view statistics) {
+Call call_of(const Tensor& query, const Tensor& value, const MaybeTensor& offset, const MaybeTensor& seed,
+             std::string_view activation, double scale, bool causal, int64_t query_offset, double dropout,
+             std::string_view statistics) {
   constexpr int64_t kFar = int64_t{1} << 40;  // behind the end of every sequence, and far from overflow
   const int64_t drawn = seed ? seed->item<int64_t>() : 0, first = offset ? offset->item<int64_t>() : query_offset;
   // in the order of Activation in kernels.h
-  const int64_t h = reluformer::number_of({"relu", "relu2", "relu6", "sigmoid", "softplus", "gelu", "identity"}, activation);
+  const int64_t h =
+      reluformer::number_of({"relu", "relu2", "relu6", "sigmoid", "softplus", "gelu", "identity"}, activation);
   const int64_t level = reluformer::number_of({"none", "sum", "sum+entropy"}, statistics);
-  return {h, query.size(3), value.size(3), level, static_cast<float>(scale), causal, std::clamp(first, -kFar, kFar), dropout, drawn};
+  return {
+      h,       query.size(3), value.size(3), level, static_cast<float>(scale), causal, std::clamp(first, -kFar, kFar),
+      dropout, drawn};
 }
 
 // Calls `function` with the kernels of a dtype.
@@ -180,7 +197,8 @@ void dispatch(at::ScalarType dtype, Function function) {
 }
 
 std::tuple<Tensor, Tensor, Tensor> forward(RELUFORMER_TENSORS, RELUFORMER_OPTIONS(int64_t)) {
-  TORCH_CHECK_VALUE(fits(query, key, value, row_scale, mask), "reluformer_cpu::attention: the tensors do not fit each other.");
+  TORCH_CHECK_VALUE(fits(query, key, value, row_scale, mask),
+                    "reluformer_cpu::attention: the tensors do not fit each other.");
   const Call call = call_of(query, value, offset, seed, activation, scale, causal, query_offset, dropout, statistics);
   const Tensor output = empty_like_heads(query, value.size(3));
   const auto wide = query.options().dtype(at::kFloat);
@@ -194,15 +212,18 @@ std::tuple<Tensor, Tensor, Tensor> forward(RELUFORMER_TENSORS, RELUFORMER_OPTION
   const Pieces pieces = pieces_of(q, k, real ? real->const_data_ptr<bool>() : nullptr, edges_q, edges_k);
   dispatch(query.scalar_type(), [&](const auto& kernels) {
     using Scalar = typename std::decay_t<decltype(kernels)>::Scalar;
-    const reluformer::Inputs<Scalar> in{heads_of<const Scalar>(q), heads_of<const Scalar>(k), heads_of<const Scalar>(v), numbers_of(scales)};
+    const reluformer::Inputs<Scalar> in{heads_of<const Scalar>(q), heads_of<const Scalar>(k), heads_of<const Scalar>(v),
+                                        numbers_of(scales)};
     const reluformer::Outputs<Scalar> out{heads_of<Scalar>(output), numbers_of(row_sum), numbers_of(row_sum_log)};
-    for_each_piece(pieces, work_of(q, k, 2), [&](const Piece& piece, int64_t) { reluformer::forward_piece(kernels, piece, call, in, out); });
+    for_each_piece(pieces, work_of(q, k, 2),
+                   [&](const Piece& piece, int64_t) { reluformer::forward_piece(kernels, piece, call, in, out); });
   });
   return {output, row_sum, row_sum_log};
 }
 
 template <typename Scalar, typename Number>
-void write_key_gradients(const reluformer::Kernels<Scalar, Number>& kernels, const Pieces& pieces, const Tensor& sums, int64_t dims, const Tensor& gradient) {
+void write_key_gradients(const reluformer::Kernels<Scalar, Number>& kernels, const Pieces& pieces, const Tensor& sums,
+                         int64_t dims, const Tensor& gradient) {
   const Heads<Scalar> target = heads_of<Scalar>(gradient);
   const int64_t size = sums.size(1);
   for_each_piece(pieces, static_cast<double>(sums.numel()), [&](const Piece& piece, int64_t index) {
@@ -218,20 +239,27 @@ void write_key_gradients(const reluformer::Kernels<Scalar, Number>& kernels, con
   });
 }
 
-std::tuple<Tensor, Tensor, Tensor> backward(
-    const Tensor& grad_output, const MaybeTensor& grad_sum, const MaybeTensor& grad_sum_log, RELUFORMER_TENSORS, RELUFORMER_OPTIONS(int64_t)) {
+std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_output, const MaybeTensor& grad_sum,
+                                            const MaybeTensor& grad_sum_log, RELUFORMER_TENSORS,
+                                            RELUFORMER_OPTIONS(int64_t)) {
   TORCH_CHECK_VALUE(fits(query, key, value, row_scale, mask) && grad_output.scalar_type() == query.scalar_type(),
                     "reluformer_cpu::attention_backward: the tensors do not fit each other.");
   const Call call = call_of(query, value, offset, seed, activation, scale, causal, query_offset, dropout, statistics);
-  const Tensor grad_query = empty_like_heads(query, query.size(3)), grad_key = empty_like_heads(key, key.size(3)), grad_value = empty_like_heads(value, value.size(3));
-  const Tensor q = side_by_side(query), k = side_by_side(key), v = side_by_side(value), incoming = side_by_side(grad_output);
+  const Tensor grad_query = empty_like_heads(query, query.size(3)), grad_key = empty_like_heads(key, key.size(3)),
+               grad_value = empty_like_heads(value, value.size(3));
+  const Tensor q = side_by_side(query), k = side_by_side(key), v = side_by_side(value),
+               incoming = side_by_side(grad_output);
   auto whole = [](const MaybeTensor& tensor) { return tensor ? MaybeTensor(tensor->contiguous()) : std::nullopt; };
-  const MaybeTensor scales = whole(row_scale), real = whole(mask), gains = whole(grad_sum), gains_log = whole(grad_sum_log);
+  const MaybeTensor scales = whole(row_scale), real = whole(mask), gains = whole(grad_sum),
+                    gains_log = whole(grad_sum_log);
   const Pieces pieces = pieces_of(q, k, real ? real->const_data_ptr<bool>() : nullptr, edges_q, edges_k);
   dispatch(query.scalar_type(), [&](const auto& kernels) {
     using Scalar = typename std::decay_t<decltype(kernels)>::Scalar;
-    const reluformer::Inputs<Scalar> in{heads_of<const Scalar>(q), heads_of<const Scalar>(k), heads_of<const Scalar>(v), numbers_of(scales)};
-    const reluformer::Gradients<Scalar> gradients{heads_of<const Scalar>(incoming), numbers_of(gains), numbers_of(gains_log), heads_of<Scalar>(grad_query), heads_of<Scalar>(grad_key), heads_of<Scalar>(grad_value)};
+    const reluformer::Inputs<Scalar> in{heads_of<const Scalar>(q), heads_of<const Scalar>(k), heads_of<const Scalar>(v),
+                                        numbers_of(scales)};
+    const reluformer::Gradients<Scalar> gradients{
+        heads_of<const Scalar>(incoming), numbers_of(gains),          numbers_of(gains_log),
+        heads_of<Scalar>(grad_query),     heads_of<Scalar>(grad_key), heads_of<Scalar>(grad_value)};
     int64_t longest = 0;
     for (const Piece& piece : pieces.all) {
       longest = std::max(longest, piece.key_end - piece.key_begin);
@@ -239,11 +267,13 @@ std::tuple<Tensor, Tensor, Tensor> backward(
     const reluformer::Columns<Scalar> keys(longest, call.dims, false), values(longest, call.dims_v, false);
     const auto wide = query.options().dtype(at::kFloat);
     const auto shared = pieces.chunks > 1 ? static_cast<int64_t>(pieces.all.size()) : 0;
-    const Tensor key_sums = at::empty({shared, keys.size()}, wide), value_sums = at::empty({shared, values.size()}, wide);
+    const Tensor key_sums = at::empty({shared, keys.size()}, wide),
+                 value_sums = at::empty({shared, values.size()}, wide);
     for_each_piece(pieces, work_of(q, k, 5), [&](const Piece& piece, int64_t index) {
       reluformer::KeySums total{nullptr, nullptr};
       if (shared) {
-        total = {key_sums.mutable_data_ptr<float>() + index * keys.size(), value_sums.mutable_data_ptr<float>() + index * values.size()};
+        total = {key_sums.mutable_data_ptr<float>() + index * keys.size(),
+                 value_sums.mutable_data_ptr<float>() + index * values.size()};
       }
       reluformer::backward_piece(kernels, piece, call, in, gradients, total);
     });
@@ -257,9 +287,11 @@ std::tuple<Tensor, Tensor, Tensor> backward(
 
 }  // namespace
 
-#define RELUFORMER_SCHEMA                                                                                                             \
-  "Tensor query, Tensor key, Tensor value, Tensor? row_scale, Tensor? key_padding_mask, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, " \
-  "Tensor? offset, Tensor? seed, str activation, float scale, bool causal, SymInt query_offset, float dropout_p, str statistics) -> " \
+#define RELUFORMER_SCHEMA                                                                                              \
+  "Tensor query, Tensor key, Tensor value, Tensor? row_scale, Tensor? key_padding_mask, Tensor? cu_seqlens_q, "        \
+  "Tensor? cu_seqlens_k, "                                                                                             \
+  "Tensor? offset, Tensor? seed, str activation, float scale, bool causal, SymInt query_offset, float dropout_p, str " \
+  "statistics) -> "                                                                                                    \
   "(Tensor, Tensor, Tensor)"
 
 TORCH_LIBRARY(reluformer_cpu, library) {

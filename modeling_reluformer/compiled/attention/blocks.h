@@ -26,8 +26,8 @@
 
 namespace reluformer {
 
-constexpr int64_t kKeys = 256;    // columns of a tile, at most
-constexpr int64_t kFewKeys = 64;  // so many rows of a tensor stay in the first cache without a copy to panels
+constexpr int64_t kKeys = 256;      // columns of a tile, at most
+constexpr int64_t kFewKeys = 64;    // so many rows of a tensor stay in the first cache without a copy to panels
 constexpr int64_t kSingleRows = 6;  // up to so many queries go without copies of keys and values
 
 // A tensor (batch, heads, length, dims) whose last dimension lies side by side.
@@ -118,9 +118,7 @@ inline void multiply(const Kernels<BFloat16>&, const Product<BFloat16>& product)
   multiply_by_onednn(product, a, b);
 }
 
-inline void release_products() {
-  at::native::cpublas::brgemm_release();
-}
+inline void release_products() { at::native::cpublas::brgemm_release(); }
 #endif
 
 // Memory of one thread, aligned, cut into parts. It grows to what the largest call needs.
@@ -301,7 +299,8 @@ inline int64_t real_length(const Piece& piece) {
 
 // Which of the first `count` keys are real, as masks of lanes; null where an activation needs none.
 inline const int32_t* masks_of_keys(const Piece& piece, const Call& call, int64_t count, int32_t* masks) {
-  if (!piece.real || closed_at_zero(call.activation) || std::all_of(piece.real, piece.real + count, [](bool real) { return real; })) {
+  if (!piece.real || closed_at_zero(call.activation) ||
+      std::all_of(piece.real, piece.real + count, [](bool real) { return real; })) {
     return nullptr;
   }
   for (int64_t j = 0; j < round_up(count, kColumns); ++j) {

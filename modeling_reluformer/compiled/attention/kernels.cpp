@@ -10,9 +10,7 @@
 namespace reluformer {
 namespace {
 
-int64_t smaller(int64_t first, int64_t second) {
-  return first < second ? first : second;
-}
+int64_t smaller(int64_t first, int64_t second) { return first < second ? first : second; }
 
 // How many columns row i of a tile sees.
 int64_t visible_columns(const Tile& tile, int64_t i) {
@@ -84,7 +82,8 @@ inline void store_pair(const Matrix<float>& to, int64_t row, int64_t column, Flo
 }
 
 inline void store_pair(const Matrix<BFloat16>& to, int64_t row, int64_t column, Floats first, Floats second) {
-  const Words pair = __builtin_convertvector(rounded(first), Words) | (__builtin_convertvector(rounded(second), Words) << 16);
+  const Words pair =
+      __builtin_convertvector(rounded(first), Words) | (__builtin_convertvector(rounded(second), Words) << 16);
   std::memcpy(static_cast<void*>(to.data + row * to.layout.row + 2 * column), &pair, sizeof pair);
 }
 
@@ -428,7 +427,8 @@ void scale_rows(const Matrix<const Scalar>& from, const Size& size, const float*
   }
 }
 
-// The products of a query with `count` keys, at most kLanes, whose sums are taken together: one by one they cost more than the products.
+// The products of a query with `count` keys, at most kLanes, whose sums are taken together: one by one they cost more
+// than the products.
 template <typename Scalar>
 Floats dots(const Scalar* query, const Scalar* keys, int64_t stride, int64_t count, int64_t dims) {
   Floats block[kLanes] = {}, rest{};
@@ -452,10 +452,11 @@ Floats dots(const Scalar* query, const Scalar* keys, int64_t stride, int64_t cou
   return block[0] + rest;
 }
 
-// Adds weights[j] · row j of the values to the output; of no key but padding is the value left out, as in a product of matrices, in
-// which zero times NaN is NaN.
+// Adds weights[j] · row j of the values to the output; of no key but padding is the value left out, as in a product of
+// matrices, in which zero times NaN is NaN.
 template <int kVectors, typename Scalar>
-void add_values(const float* weights, const Scalar* values, int64_t stride, int64_t visible, const bool* real, float* output) {
+void add_values(const float* weights, const Scalar* values, int64_t stride, int64_t visible, const bool* real,
+                float* output) {
   Floats sums[kVectors] = {};
   for (int64_t j = 0; j < visible; ++j, values += stride) {
     if (!real || real[j]) {
@@ -508,10 +509,10 @@ constexpr void (*kMultiply)(const Product<float>&) = multiply;
 
 template <typename Scalar, typename Number>
 constexpr Kernels<Scalar, Number> kernels_of() {
-#define RELUFORMER_EACH(function, Type)                                                                                   \
-  {                                                                                                                       \
-    function<Relu, Type>, function<Relu2, Type>, function<Relu6, Type>, function<Sigmoid, Type>,                          \
-        function<Softplus, Type>, function<Gelu, Type>, function<Identity, Type>                                          \
+#define RELUFORMER_EACH(function, Type)                                                          \
+  {                                                                                              \
+    function<Relu, Type>, function<Relu2, Type>, function<Relu6, Type>, function<Sigmoid, Type>, \
+        function<Softplus, Type>, function<Gelu, Type>, function<Identity, Type>                 \
   }
   return {kMultiply,
           copy_rows<Scalar, Number>,

@@ -11,14 +11,12 @@ namespace reluformer {
 enum Activation : int64_t { kRelu, kRelu2, kRelu6, kSigmoid, kSoftplus, kGelu, kIdentity, kActivations };
 
 // With these a key of zeros gets no weight and no gradient, so that it needs no mask.
-constexpr bool closed_at_zero(int64_t activation) {
-  return activation <= kRelu6;
-}
+constexpr bool closed_at_zero(int64_t activation) { return activation <= kRelu6; }
 
 // Dropout keeps a weight where a hash of its place passes a threshold: the same in both passes, however tiles are cut.
 struct Dropout {
-  uint64_t threshold = 0;  // p · 2³²
-  float kept = 1.0f;       // 1 / (1 - p)
+  uint64_t threshold = 0;          // p · 2³²
+  float kept = 1.0f;               // 1 / (1 - p)
   const uint32_t* keys = nullptr;  // (rows,) of the tile
 };
 
@@ -27,14 +25,14 @@ constexpr int64_t kQueries = 128;  // rows of a tile, at most
 // A tile of scores: `rows` queries by `columns` keys. Columns are a multiple of kColumns, rows an even number.
 struct Tile {
   int64_t rows, columns;
-  Layout layout;              // of scores, weights and gradients
-  int64_t real_rows;          // those behind are padding and see nothing
-  int64_t first_column;       // of the tile in its sequence
-  int64_t visible;            // how many columns of the tile row 0 sees, at most `limit`; may be negative
+  Layout layout;         // of scores, weights and gradients
+  int64_t real_rows;     // those behind are padding and see nothing
+  int64_t first_column;  // of the tile in its sequence
+  int64_t visible;       // how many columns of the tile row 0 sees, at most `limit`; may be negative
   int64_t limit;
-  bool causal;                // each row sees one column more than the row before
-  const int32_t* real_keys;   // (columns,) -1 for keys that are real, 0 for others; null where no mask is needed
-  float scale;                // of the scores
+  bool causal;               // each row sees one column more than the row before
+  const int32_t* real_keys;  // (columns,) -1 for keys that are real, 0 for others; null where no mask is needed
+  float scale;               // of the scores
   Dropout dropout;
 };
 
@@ -90,14 +88,15 @@ struct Kernels {
                      const Matrix<Scalar>& to);
   // The same from (columns, rows) values: gradients of keys and values.
   void (*write_transposed)(const Matrix<const float>& values, const Size& size, const Matrix<Scalar>& to);
-  // One query without a copy of keys and values: output (dims_v,), sums as in `weigh`. weights: room for (keys,) rounded up.
+  // One query without a copy of keys and values: output (dims_v,), sums as in `weigh`. weights: room for (keys,)
+  // rounded up.
   void (*attend_row[kActivations])(const Tile& tile, const Row<Scalar>& row, float* weights, float* output, float* sums,
                                    float* sums_log);
 };
 
 struct KernelSet {
   Kernels<float> of_float;
-  const Kernels<BFloat16>* of_bfloat16;                // null without products of bfloat16
+  const Kernels<BFloat16>* of_bfloat16;                 // null without products of bfloat16
   const Kernels<BFloat16, float>* of_widened_bfloat16;  // null with them
 };
 

@@ -32,8 +32,8 @@ Matrix<const Number> padded_rows(const Kernels<Scalar, Number>& kernels, const M
 }
 
 // S and T of some rows from sums of u and of u log u.
-inline void write_statistics(const RowNumbers& row_sum, const RowNumbers& row_sum_log, const float* scale, const Piece& piece,
-                             const Rows& rows, const float* sums, const float* sums_log) {
+inline void write_statistics(const RowNumbers& row_sum, const RowNumbers& row_sum_log, const float* scale,
+                             const Piece& piece, const Rows& rows, const float* sums, const float* sums_log) {
   float* total = row_sum.row(piece.batch, rows.head, rows.begin);
   float* total_log = row_sum_log.row(piece.batch, rows.head, rows.begin);
   for (int64_t i = 0; total && i < rows.count; ++i) {
@@ -100,7 +100,8 @@ void forward_piece(const Kernels<Scalar, Number>& kernels, const Piece& piece, c
     values.lay_out(scratch, true, false);
     query = scratch.part<Number>(kQueries * keys.padded);
     scores = scratch.part<float>(kQueries * keys.width);
-    weights = std::is_same_v<Number, float> ? reinterpret_cast<Number*>(scores) : scratch.part<Number>(kQueries * keys.width);
+    weights =
+        std::is_same_v<Number, float> ? reinterpret_cast<Number*>(scores) : scratch.part<Number>(kQueries * keys.width);
     output = scratch.part<float>(kQueries * values.padded);
     sums = scratch.part<float>(kQueries);
     sums_log = scratch.part<float>(kQueries);
@@ -127,7 +128,8 @@ void forward_piece(const Kernels<Scalar, Number>& kernels, const Piece& piece, c
       multiply(
           kernels,
           {tile.rows, tile.columns, keys.padded, queries, keys.transposed_factor(index), {scores, tile.layout}, false});
-      kernels.weigh[call.activation](tile, scores, weights, call.statistics > 0 ? sums : nullptr, call.statistics > 1 ? sums_log : nullptr);
+      kernels.weigh[call.activation](tile, scores, weights, call.statistics > 0 ? sums : nullptr,
+                                     call.statistics > 1 ? sums_log : nullptr);
       multiply(kernels,
                {tile.rows, values.padded, tile.columns, tile_weights, values.factor(index), outputs, index > 0});
     }
@@ -139,13 +141,13 @@ void forward_piece(const Kernels<Scalar, Number>& kernels, const Piece& piece, c
 
 template <typename Scalar>
 struct Gradients {
-  Heads<const Scalar> output;              // dO; the last dimension lies side by side
-  RowNumbers row_sum, row_sum_log;         // gS, gT; null where there are none
+  Heads<const Scalar> output;       // dO; the last dimension lies side by side
+  RowNumbers row_sum, row_sum_log;  // gS, gT; null where there are none
   Heads<Scalar> query, key, value;
 };
 
-// Where the gradients of the keys and values of a piece are summed up, (tiles, padded, width) float, if other pieces share its keys;
-// null: they are written at once.
+// Where the gradients of the keys and values of a piece are summed up, (tiles, padded, width) float, if other pieces
+// share its keys; null: they are written at once.
 struct KeySums {
   float *key, *value;
 };
@@ -162,7 +164,8 @@ void write_key_gradient(const Kernels<Scalar, Number>& kernels, const Piece& pie
                              gradient.rows(piece.batch, piece.key_head, piece.key_begin + first));
   }
   for (int64_t j = count; j < length; ++j) {
-    std::memset(static_cast<void*>(gradient.row(piece.batch, piece.key_head, piece.key_begin + j)), 0, dims * sizeof(Scalar));
+    std::memset(static_cast<void*>(gradient.row(piece.batch, piece.key_head, piece.key_begin + j)), 0,
+                dims * sizeof(Scalar));
   }
 }
 
@@ -180,8 +183,8 @@ inline void fill_gains(const RowNumbers& row_sum, const RowNumbers& row_sum_log,
 }
 
 template <typename Scalar, typename Number>
-void backward_piece(const Kernels<Scalar, Number>& kernels, const Piece& piece, const Call& call, const Inputs<Scalar>& in,
-                    const Gradients<Scalar>& gradients, const KeySums& shared) {
+void backward_piece(const Kernels<Scalar, Number>& kernels, const Piece& piece, const Call& call,
+                    const Inputs<Scalar>& in, const Gradients<Scalar>& gradients, const KeySums& shared) {
   Scratch& scratch = scratch_of_this_thread();
   const int64_t count = real_length(piece);
   const bool panels = kernels.multiply != nullptr;

@@ -1,5 +1,5 @@
-// `reluformer_cpu::sparse_ffn` and its two halves: a feed-forward network of few rows that reads no weights behind a zero.
-// sparse_ffn/forward.py is the same in Python; sparse_kernels.cpp has the loops.
+// `reluformer_cpu::sparse_ffn` and its two halves: a feed-forward network of few rows that reads no weights behind a
+// zero. sparse_ffn/forward.py is the same in Python; sparse_kernels.cpp has the loops.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -52,26 +52,30 @@ struct Projection {
 void check(const Tensor& x, int64_t inputs, int64_t neurons, const Projection& projection) {
   const Tensor& weight = projection.weight;
   const bool is_int8 = weight.scalar_type() == at::kChar;
-  bool fits = weight.dim() == 2 && weight.is_contiguous() && weight.device().is_cpu() && weight.size(0) == neurons && weight.size(1) == inputs &&
-              (is_int8 || weight.scalar_type() == x.scalar_type()) && is_int8 == projection.scale.has_value();
+  bool fits = weight.dim() == 2 && weight.is_contiguous() && weight.device().is_cpu() && weight.size(0) == neurons &&
+              weight.size(1) == inputs && (is_int8 || weight.scalar_type() == x.scalar_type()) &&
+              is_int8 == projection.scale.has_value();
   for (const MaybeTensor* numbers : {&projection.scale, &projection.bias}) {
-    fits = fits && (!*numbers || ((*numbers)->scalar_type() == at::kFloat && (*numbers)->is_contiguous() && (*numbers)->dim() == 1));
+    fits = fits && (!*numbers ||
+                    ((*numbers)->scalar_type() == at::kFloat && (*numbers)->is_contiguous() && (*numbers)->dim() == 1));
   }
-  TORCH_CHECK_VALUE(fits && (!projection.scale || projection.scale->size(0) == neurons), "reluformer_cpu::sparse_ffn: the tensors do not fit each other.");
+  TORCH_CHECK_VALUE(fits && (!projection.scale || projection.scale->size(0) == neurons),
+                    "reluformer_cpu::sparse_ffn: the tensors do not fit each other.");
 }
 
 void check_rows(const Tensor& x) {
-  TORCH_CHECK_VALUE(x.dim() == 2 && x.device().is_cpu() && (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16),
-                    "reluformer_cpu::sparse_ffn takes (rows, features) of float32 or bfloat16 on a CPU; got ", x.sizes(), " of ", x.scalar_type());
+  TORCH_CHECK_VALUE(
+      x.dim() == 2 && x.device().is_cpu() && (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16),
+      "reluformer_cpu::sparse_ffn takes (rows, features) of float32 or bfloat16 on a CPU; got ", x.sizes(), " of ",
+      x.scalar_type());
 }
 
-const float* numbers_of(const MaybeTensor& tensor) {
-  return tensor ? tensor->const_data_ptr<float>() : nullptr;
-}
+const float* numbers_of(const MaybeTensor& tensor) { return tensor ? tensor->const_data_ptr<float>() : nullptr; }
 
 template <typename Weight>
 Neurons<Weight> neurons_of(const Projection& projection) {
-  return {static_cast<const Weight*>(projection.weight.const_data_ptr()), numbers_of(projection.scale), numbers_of(projection.bias)};
+  return {static_cast<const Weight*>(projection.weight.const_data_ptr()), numbers_of(projection.scale),
+          numbers_of(projection.bias)};
 }
 
 // The rows of a tensor in the forms that kernels read.
@@ -108,7 +112,8 @@ PreparedRows prepared(const Tensor& given, bool is_int8) {
     strange += result.wide[i] - result.wide[i];
   }
   result.finite = strange == 0.0f;
-  result.rows = {count, dims, stride, result.wide.get(), reinterpret_cast<BFloat16*>(result.narrow.get()), nullptr, nullptr};
+  result.rows = {count,   dims,   stride, result.wide.get(), reinterpret_cast<BFloat16*>(result.narrow.get()),
+                 nullptr, nullptr};
   if (is_int8) {
     result.bytes = std::make_unique<uint8_t[]>(count * stride);
     result.scales = std::make_unique<float[]>(count);
@@ -119,8 +124,10 @@ PreparedRows prepared(const Tensor& given, bool is_int8) {
   return result;
 }
 
-// (rows, dims) of float32 → a tensor like x, with a bias if there is one. `parts` of them lie behind each other and are added up.
-Tensor narrowed(float* sums, int64_t parts, int64_t rows, int64_t dims, int64_t stride, const float* bias, const Tensor& x) {
+// (rows, dims) of float32 → a tensor like x, with a bias if there is one. `parts` of them lie behind each other and are
+// added up.
+Tensor narrowed(float* sums, int64_t parts, int64_t rows, int64_t dims, int64_t stride, const float* bias,
+                const Tensor& x) {
   const Tensor output = at::empty({rows, dims}, x.options());
   for (int64_t part = 1; part < parts; ++part) {
     for (int64_t i = 0; i < rows * stride; ++i) {
@@ -134,7 +141,8 @@ Tensor narrowed(float* sums, int64_t parts, int64_t rows, int64_t dims, int64_t 
       }
     }
   };
-  x.scalar_type() == at::kFloat ? write(output.mutable_data_ptr<float>()) : write(static_cast<BFloat16*>(output.mutable_data_ptr()));
+  x.scalar_type() == at::kFloat ? write(output.mutable_data_ptr<float>())
+                                : write(static_cast<BFloat16*>(output.mutable_data_ptr()));
   return output;
 }
 
@@ -161,38 +169,45 @@ Tensor dispatch(const Tensor& weight, Function function) {
     case at::kChar:
       return function(int8_t{});
     default:
-      TORCH_CHECK_VALUE(false, "reluformer_cpu::sparse_ffn takes weights of float32, bfloat16 or int8; got ", weight.scalar_type());
+      TORCH_CHECK_VALUE(false, "reluformer_cpu::sparse_ffn takes weights of float32, bfloat16 or int8; got ",
+                        weight.scalar_type());
   }
 }
 
 template <typename Weight>
-Tensor spent(FeedForward<Weight>& ffn, const PreparedRows& x, int64_t neurons, const Projection& second, const Tensor& like) {
+Tensor spent(FeedForward<Weight>& ffn, const PreparedRows& x, int64_t neurons, const Projection& second,
+             const Tensor& like) {
   ffn.second = neurons_of<Weight>({second.weight, second.scale, std::nullopt});
   ffn.outputs = second.weight.size(1);
   const int64_t rows = x.rows.count, stride = reluformer::round_up(ffn.outputs, kStep);
   const int64_t most = at::get_num_threads();
   auto sums = std::make_unique_for_overwrite<float[]>(most * rows * stride);
   auto room = std::make_unique_for_overwrite<float[]>((neurons + 16 * most) * (rows + 1));
-  const int64_t bytes = neurons * static_cast<int64_t>(sizeof(Weight)) * (ffn.outputs + (ffn.first.weights ? x.rows.dims : 0));
+  const int64_t bytes =
+      neurons * static_cast<int64_t>(sizeof(Weight)) * (ffn.outputs + (ffn.first.weights ? x.rows.dims : 0));
   const int64_t parts = for_each_part(neurons, bytes, [&](int64_t part, int64_t begin, int64_t end) {
-    kernels<Weight>().feed_forward(ffn, x.rows, begin, end, room.get() + begin * (rows + 1), sums.get() + part * rows * stride, stride);
+    kernels<Weight>().feed_forward(ffn, x.rows, begin, end, room.get() + begin * (rows + 1),
+                                   sums.get() + part * rows * stride, stride);
   });
   return narrowed(sums.get(), parts, rows, ffn.outputs, stride, numbers_of(second.bias), like);
 }
 
-Tensor sparse_ffn(const Tensor& x, const Tensor& first, const MaybeTensor& first_scale, const MaybeTensor& first_bias, const MaybeTensor& up, const MaybeTensor& up_scale,
-                  const MaybeTensor& up_bias, const Tensor& second, const MaybeTensor& second_scale, const MaybeTensor& second_bias, std::string_view activation,
+Tensor sparse_ffn(const Tensor& x, const Tensor& first, const MaybeTensor& first_scale, const MaybeTensor& first_bias,
+                  const MaybeTensor& up, const MaybeTensor& up_scale, const MaybeTensor& up_bias, const Tensor& second,
+                  const MaybeTensor& second_scale, const MaybeTensor& second_bias, std::string_view activation,
                   std::string_view up_activation, const MaybeTensor& hidden, bool all_active) {
   check_rows(x);
   const Projection one{first, first_scale, first_bias}, two{second, second_scale, second_bias};
   const int64_t neurons = first.size(0), inputs = x.size(1);
   check(x, inputs, neurons, one);
   check(x, second.size(-1), neurons, two);
-  TORCH_CHECK_VALUE(!hidden || (hidden->dim() == 2 && hidden->size(0) == x.size(0) && hidden->size(1) == neurons), "reluformer_cpu::sparse_ffn: hidden is not (rows, neurons).");
+  TORCH_CHECK_VALUE(!hidden || (hidden->dim() == 2 && hidden->size(0) == x.size(0) && hidden->size(1) == neurons),
+                    "reluformer_cpu::sparse_ffn: hidden is not (rows, neurons).");
   if (up) {
     check(x, inputs, neurons, {*up, up_scale, up_bias});
   }
-  TORCH_CHECK_VALUE(first.scalar_type() == second.scalar_type() && (!up || up->scalar_type() == first.scalar_type()), "reluformer_cpu::sparse_ffn: weights of different types.");
+  TORCH_CHECK_VALUE(first.scalar_type() == second.scalar_type() && (!up || up->scalar_type() == first.scalar_type()),
+                    "reluformer_cpu::sparse_ffn: weights of different types.");
   return dispatch(first, [&](auto kind) {
     using Weight = decltype(kind);
     const PreparedRows rows = prepared(x, std::is_same_v<Weight, int8_t>);
@@ -214,7 +229,8 @@ Tensor sparse_ffn(const Tensor& x, const Tensor& first, const MaybeTensor& first
 }
 
 // second·h + bias, where most of h is zero: (rows, neurons) → (rows, outputs)
-Tensor sparse_projection(const Tensor& hidden, const Tensor& weight, const MaybeTensor& scale, const MaybeTensor& bias, bool all_active) {
+Tensor sparse_projection(const Tensor& hidden, const Tensor& weight, const MaybeTensor& scale, const MaybeTensor& bias,
+                         bool all_active) {
   check_rows(hidden);
   const int64_t neurons = hidden.size(1);
   const Projection second{weight, scale, bias};
@@ -241,7 +257,10 @@ Tensor dense_projection(const Tensor& x, const Tensor& weight, const MaybeTensor
     const PreparedRows rows = prepared(x, std::is_same_v<Weight, int8_t>);
     auto sums = std::make_unique_for_overwrite<float[]>(count * neurons);
     for_each_part(neurons, weight.numel() * static_cast<int64_t>(sizeof(Weight)),
-                  [&](int64_t, int64_t begin, int64_t end) { kernels<Weight>().project(neurons_of<Weight>(projection), rows.rows, begin, end, reluformer::kPlain, sums.get() + begin, neurons); });
+                  [&](int64_t, int64_t begin, int64_t end) {
+                    kernels<Weight>().project(neurons_of<Weight>(projection), rows.rows, begin, end, reluformer::kPlain,
+                                              sums.get() + begin, neurons);
+                  });
     return narrowed(sums.get(), 1, count, neurons, neurons, nullptr, x);
   });
 }
@@ -249,9 +268,13 @@ Tensor dense_projection(const Tensor& x, const Tensor& weight, const MaybeTensor
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(reluformer_cpu, library) {
-  library.def("sparse_ffn(Tensor x, Tensor first, Tensor? first_scale, Tensor? first_bias, Tensor? up, Tensor? up_scale, Tensor? up_bias, "
-              "Tensor second, Tensor? second_scale, Tensor? second_bias, str activation, str up_activation, Tensor? hidden, bool all_active) -> Tensor");
-  library.def("sparse_projection(Tensor hidden, Tensor weight, Tensor? scale, Tensor? bias, bool all_active) -> Tensor");
+  library.def(
+      "sparse_ffn(Tensor x, Tensor first, Tensor? first_scale, Tensor? first_bias, Tensor? up, Tensor? up_scale, "
+      "Tensor? up_bias, "
+      "Tensor second, Tensor? second_scale, Tensor? second_bias, str activation, str up_activation, Tensor? hidden, "
+      "bool all_active) -> Tensor");
+  library.def(
+      "sparse_projection(Tensor hidden, Tensor weight, Tensor? scale, Tensor? bias, bool all_active) -> Tensor");
   library.def("dense_projection(Tensor x, Tensor weight, Tensor? scale, Tensor? bias) -> Tensor");
 }
 

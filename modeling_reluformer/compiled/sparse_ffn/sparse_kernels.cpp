@@ -30,18 +30,17 @@ constexpr int64_t kRowsAtOnce = 8;
 
 inline Floats load(const int8_t* place) {
   // In steps of twice the width, for which there are instructions.
-  return __builtin_convertvector(__builtin_convertvector(__builtin_convertvector(vector_at<Bytes>(place), Shorts), Ints), Floats);
+  return __builtin_convertvector(
+      __builtin_convertvector(__builtin_convertvector(vector_at<Bytes>(place), Shorts), Ints), Floats);
 }
 
-inline float widen(int8_t value) {
-  return value;
-}
+inline float widen(int8_t value) { return value; }
 
 template <int N, int R>
 using Sums = float[N][R];
 
-// Asks for what the next call reads at this place, a line at a time: rows of weights are too short, and those of active neurons
-// too far apart, for the processor to foresee them.
+// Asks for what the next call reads at this place, a line at a time: rows of weights are too short, and those of active
+// neurons too far apart, for the processor to foresee them.
 template <int N, typename Weight>
 inline void prefetch(const Weight* const* next, int64_t i) {
   if (next && i % (64 / static_cast<int64_t>(sizeof(Weight))) == 0) {
@@ -74,7 +73,9 @@ struct Products<BFloat16> {
   static const BFloat16* rows(const InputRows& x) { return x.narrow; }
   static Part part_of_x(const BFloat16* place) { return part(place); }
   static Part part(const BFloat16* place) { return _mm512_loadu_si512(place); }
-  static Total add(Total total, Part x, Part weights) { return _mm512_dpbf16_ps(total, (__m512bh)x, (__m512bh)weights); }
+  static Total add(Total total, Part x, Part weights) {
+    return _mm512_dpbf16_ps(total, (__m512bh)x, (__m512bh)weights);
+  }
   static float sum(Total total, Total, float) { return sum_of(reinterpret_cast<Floats>(total)); }
 };
 #endif
@@ -103,7 +104,9 @@ struct Products<int8_t> {
   typedef int32x4_t Total;
   static constexpr int64_t kStep = 16;
   static const uint8_t* rows(const InputRows& x) { return x.bytes; }
-  static Part part_of_x(const uint8_t* place) { return vreinterpretq_s8_u8(veorq_u8(vld1q_u8(place), vdupq_n_u8(128))); }
+  static Part part_of_x(const uint8_t* place) {
+    return vreinterpretq_s8_u8(veorq_u8(vld1q_u8(place), vdupq_n_u8(128)));
+  }
   static Part part(const int8_t* place) { return vld1q_s8(place); }
   static Total add(Total total, Part x, Part weights) {
 #ifdef __ARM_FEATURE_DOTPROD
@@ -113,7 +116,9 @@ struct Products<int8_t> {
     return vpadalq_s16(total, vmull_high_s8(x, weights));
 #endif
   }
-  static float sum(Total total, Total, float scale) { return static_cast<float>(sum_of(reinterpret_cast<Ints>(total))) * scale; }
+  static float sum(Total total, Total, float scale) {
+    return static_cast<float>(sum_of(reinterpret_cast<Ints>(total))) * scale;
+  }
 };
 #else
 template <>
@@ -123,16 +128,22 @@ struct Products<int8_t> {
   static constexpr int64_t kStep = 16;
   static const uint8_t* rows(const InputRows& x) { return x.bytes; }
   static __m128i bytes(const void* place) { return _mm_loadu_si128(static_cast<const __m128i*>(place)); }
-  static Part part_of_x(const uint8_t* place) { return _mm256_sub_epi16(_mm256_cvtepu8_epi16(bytes(place)), _mm256_set1_epi16(128)); }
+  static Part part_of_x(const uint8_t* place) {
+    return _mm256_sub_epi16(_mm256_cvtepu8_epi16(bytes(place)), _mm256_set1_epi16(128));
+  }
   static Part part(const int8_t* place) { return _mm256_cvtepi8_epi16(bytes(place)); }
   static Total add(Total total, Part x, Part weights) { return _mm256_add_epi32(total, _mm256_madd_epi16(x, weights)); }
-  static float sum(Total total, Total, float scale) { return static_cast<float>(sum_of(reinterpret_cast<Ints>(total))) * scale; }
+  static float sum(Total total, Total, float scale) {
+    return static_cast<float>(sum_of(reinterpret_cast<Ints>(total))) * scale;
+  }
 };
 #endif
 
-// Products of N rows of weights and R rows of x. Loops over them are unrolled, without which their sums would not be in registers.
+// Products of N rows of weights and R rows of x. Loops over them are unrolled, without which their sums would not be in
+// registers.
 template <int N, int R, typename Weight>
-inline void dot(const Weight* const* weights, const Weight* const* next, const InputRows& x, int64_t row, Sums<N, R>& sums) {
+inline void dot(const Weight* const* weights, const Weight* const* next, const InputRows& x, int64_t row,
+                Sums<N, R>& sums) {
   using P = Products<Weight>;
   constexpr bool kIsShifted = requires { P::kIsShifted; };
   typename P::Total total[N][R] = {}, excess[N] = {};
@@ -164,7 +175,8 @@ inline void dot(const Weight* const* weights, const Weight* const* next, const I
     Weight rest[N][P::kStep] = {};
     const Weight* places[N];
     for (int n = 0; n < N; ++n) {
-      places[n] = static_cast<const Weight*>(std::memcpy(static_cast<void*>(rest[n]), weights[n] + i, (x.dims - i) * sizeof(Weight)));
+      places[n] = static_cast<const Weight*>(
+          std::memcpy(static_cast<void*>(rest[n]), weights[n] + i, (x.dims - i) * sizeof(Weight)));
     }
     step(places, 0, i);
   }
@@ -178,7 +190,8 @@ inline void dot(const Weight* const* weights, const Weight* const* next, const I
 }
 
 template <int N, int R, typename Weight>
-inline void dot_rows(const Weight* const* weights, const Weight* const* next, const InputRows& x, int64_t row, float* to, int64_t row_stride) {
+inline void dot_rows(const Weight* const* weights, const Weight* const* next, const InputRows& x, int64_t row,
+                     float* to, int64_t row_stride) {
   Sums<N, R> sums;
   dot<N, R>(weights, next, x, row, sums);
   for (int r = 0; r < R; ++r) {
@@ -188,10 +201,11 @@ inline void dot_rows(const Weight* const* weights, const Weight* const* next, co
   }
 }
 
-// Products of N rows of weights and the rows of [row, end) of x → to[(row - first row) · row_stride + n]. next: the rows of weights
-// of the next call, or null.
+// Products of N rows of weights and the rows of [row, end) of x → to[(row - first row) · row_stride + n]. next: the
+// rows of weights of the next call, or null.
 template <int N, int R = kRows, typename Weight>
-inline void dot_all(const Weight* const* weights, const Weight* const* next, const InputRows& x, int64_t row, int64_t end, float* to, int64_t row_stride) {
+inline void dot_all(const Weight* const* weights, const Weight* const* next, const InputRows& x, int64_t row,
+                    int64_t end, float* to, int64_t row_stride) {
   for (; row + R <= end; row += R, to += R * row_stride, next = nullptr) {
     dot_rows<N, R>(weights, next, x, row, to, row_stride);
   }
@@ -220,7 +234,8 @@ inline float finished(const Neurons<Weight>& neurons, int64_t neuron, int64_t ac
 }
 
 template <typename Weight>
-void project(const Neurons<Weight>& neurons, const InputRows& x, int64_t begin, int64_t end, int64_t activation, float* to, int64_t stride) {
+void project(const Neurons<Weight>& neurons, const InputRows& x, int64_t begin, int64_t end, int64_t activation,
+             float* to, int64_t stride) {
   int64_t neuron = begin;
   const Weight *rows[kNeurons], *next[kNeurons];
   for (; neuron + kNeurons <= end; neuron += kNeurons) {
@@ -283,10 +298,11 @@ inline void rows_of(const Weight* weights, int64_t width, int64_t begin, const i
   }
 }
 
-// Adds N active neurons to y. gates: (rows, count) activations of all neurons of this part; neurons: N numbers in it, with N more
-// behind them if there is a next call.
+// Adds N active neurons to y. gates: (rows, count) activations of all neurons of this part; neurons: N numbers in it,
+// with N more behind them if there is a next call.
 template <int N, typename Weight>
-void spend(const FeedForward<Weight>& ffn, const InputRows& x, int64_t begin, const float* gates, int64_t count, const int32_t* neurons, bool has_next, float* y, int64_t y_stride) {
+void spend(const FeedForward<Weight>& ffn, const InputRows& x, int64_t begin, const float* gates, int64_t count,
+           const int32_t* neurons, bool has_next, float* y, int64_t y_stride) {
   const Weight *ups[N], *seconds[N], *next_ups[N], *next_seconds[N];
   const Weight* const* next = has_next ? next_seconds : nullptr;
   rows_of<N>(ffn.second.weights, ffn.outputs, begin, neurons, seconds);
@@ -319,7 +335,8 @@ void spend(const FeedForward<Weight>& ffn, const InputRows& x, int64_t begin, co
 }
 
 template <typename Weight>
-void feed_forward(const FeedForward<Weight>& ffn, const InputRows& x, int64_t begin, int64_t end, float* room, float* y, int64_t y_stride) {
+void feed_forward(const FeedForward<Weight>& ffn, const InputRows& x, int64_t begin, int64_t end, float* room, float* y,
+                  int64_t y_stride) {
   const int64_t count = end - begin;
   float* gates = room;
   int32_t* active = reinterpret_cast<int32_t*>(room + x.count * count);
@@ -345,7 +362,8 @@ void feed_forward(const FeedForward<Weight>& ffn, const InputRows& x, int64_t be
 
 void quantize(const InputRows& x) {
   for (int64_t row = 0; row < x.count; ++row) {
-    x.scales[row] = quantize_row(x.wide + row * x.stride, x.stride, x.bytes + row * x.stride);  // zeros lie behind the row
+    x.scales[row] =
+        quantize_row(x.wide + row * x.stride, x.stride, x.bytes + row * x.stride);  // zeros lie behind the row
   }
 }
 
@@ -353,7 +371,10 @@ void quantize(const InputRows& x) {
 
 namespace RELUFORMER_ISA {
 extern const SparseKernelSet sparse_kernels;
-const SparseKernelSet sparse_kernels = {quantize, {feed_forward<float>, project<float>}, {feed_forward<BFloat16>, project<BFloat16>}, {feed_forward<int8_t>, project<int8_t>}};
+const SparseKernelSet sparse_kernels = {quantize,
+                                        {feed_forward<float>, project<float>},
+                                        {feed_forward<BFloat16>, project<BFloat16>},
+                                        {feed_forward<int8_t>, project<int8_t>}};
 }  // namespace RELUFORMER_ISA
 
 }  // namespace reluformer

@@ -10,8 +10,8 @@ namespace reluformer {
 // In the order of `activation_of` in sparse_ffn.cpp.
 enum FFNActivation : int64_t { kPlain, kFFNRelu, kFFNRelu2, kFFNRelu6 };
 
-// The few rows that enter a projection: `stride` apart, with zeros behind `dims`. Weights of float read `wide`; those of bfloat16
-// `narrow` where the processor has products of it, else `wide`; int8 weights read `bytes`, x / scale + 128.
+// The few rows that enter a projection: `stride` apart, with zeros behind `dims`. Weights of float read `wide`; those
+// of bfloat16 `narrow` where the processor has products of it, else `wide`; int8 weights read `bytes`, x / scale + 128.
 struct InputRows {
   int64_t count, dims, stride;
   float* wide;
@@ -32,22 +32,25 @@ struct Neurons {
 template <typename Weight>
 struct FeedForward {
   Neurons<Weight> first;
-  const float* hidden;        // f(first·x) itself, (rows, hidden_stride), where `first` is null
+  const float* hidden;  // f(first·x) itself, (rows, hidden_stride), where `first` is null
   int64_t hidden_stride;
-  Neurons<Weight> up;         // null weights: a factor of 1
-  Neurons<Weight> second;     // its biases are not read
-  int64_t outputs;            // length of a row of `second`
-  int64_t activation;         // f
-  int64_t up_activation;      // g
-  bool all_active;            // zeros are multiplied as other numbers are
+  Neurons<Weight> up;      // null weights: a factor of 1
+  Neurons<Weight> second;  // its biases are not read
+  int64_t outputs;         // length of a row of `second`
+  int64_t activation;      // f
+  int64_t up_activation;   // g
+  bool all_active;         // zeros are multiplied as other numbers are
 };
 
 template <typename Weight>
 struct SparseKernels {
-  // Adds the neurons of [begin, end) to y, (rows, y_stride), which it sets to zero first. room: (end - begin) · (rows + 1) floats.
-  void (*feed_forward)(const FeedForward<Weight>& ffn, const InputRows& x, int64_t begin, int64_t end, float* room, float* y, int64_t y_stride);
+  // Adds the neurons of [begin, end) to y, (rows, y_stride), which it sets to zero first. room: (end - begin) · (rows +
+  // 1) floats.
+  void (*feed_forward)(const FeedForward<Weight>& ffn, const InputRows& x, int64_t begin, int64_t end, float* room,
+                       float* y, int64_t y_stride);
   // f(first·x + b) of the neurons of [begin, end) → (rows, stride)
-  void (*project)(const Neurons<Weight>& neurons, const InputRows& x, int64_t begin, int64_t end, int64_t activation, float* to, int64_t stride);
+  void (*project)(const Neurons<Weight>& neurons, const InputRows& x, int64_t begin, int64_t end, int64_t activation,
+                  float* to, int64_t stride);
 };
 
 struct SparseKernelSet {

@@ -1,8 +1,8 @@
-// `reluformer_cpu::TranslationModel`: the encoder of some sources, and all layers of a decoder for one token of some hypotheses, each in
-// one call. translating/fast_translation.py searches; translation_kernels.cpp has the loops.
+// `reluformer_cpu::TranslationModel`: the encoder of some sources, and all layers of a decoder for one token of some
+// hypotheses, each in one call. translating/fast_translation.py searches; translation_kernels.cpp has the loops.
 //
-// States and logits are the same to the bit, whatever else is in the batch, and with every instruction set and number of threads: products
-// of bytes are exact, and each sum of floats has one order.
+// States and logits are the same to the bit, whatever else is in the batch, and with every instruction set and number
+// of threads: products of bytes are exact, and each sum of floats has one order.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -34,12 +34,10 @@ using reluformer::PackedBytes;
 using reluformer::PackedFloats;
 using reluformer::Weighing;
 
-constexpr int64_t kQueries = 32;  // of a source that are computed together
+constexpr int64_t kQueries = 32;             // of a source that are computed together
 constexpr int64_t kWorkOfAThread = 1 << 15;  // multiplications; with fewer, a second thread costs more than it gains
 
-const reluformer::TranslationKernels& kernels() {
-  return *reluformer::chosen_set()->translation;
-}
+const reluformer::TranslationKernels& kernels() { return *reluformer::chosen_set()->translation; }
 
 template <typename Function>
 void for_each(int64_t count, int64_t work_of_each, Function function) {
@@ -47,13 +45,12 @@ void for_each(int64_t count, int64_t work_of_each, Function function) {
   at::parallel_for(0, count, grain, function);
 }
 
-int64_t blocks_of(int64_t outputs) {
-  return reluformer::round_up(outputs, kOutputs) / kOutputs;
-}
+int64_t blocks_of(int64_t outputs) { return reluformer::round_up(outputs, kOutputs) / kOutputs; }
 
 // Weights at from + output · output_stride + input · input_stride → those of `PackedFloats`.
 void pack(const float* from, int64_t outputs, int64_t inputs, int64_t output_stride, int64_t input_stride, float* to) {
-  std::fill_n(to + outputs / kOutputs * kOutputs * inputs, (blocks_of(outputs) - outputs / kOutputs) * kOutputs * inputs, 0.0f);
+  std::fill_n(to + outputs / kOutputs * kOutputs * inputs,
+              (blocks_of(outputs) - outputs / kOutputs) * kOutputs * inputs, 0.0f);
   for (int64_t n = 0; n < outputs; ++n) {
     for (int64_t i = 0; i < inputs; ++i) {
       to[(n / kOutputs * inputs + i) * kOutputs + n % kOutputs] = from[n * output_stride + i * input_stride];
@@ -89,7 +86,8 @@ struct Linear {
   int64_t inputs = 0, outputs = 0;
 
   Linear() = default;
-  Linear(const Tensor& given, const Tensor& given_bias, const Tensor& given_scales) : inputs(given.size(1)), outputs(given.size(0)) {
+  Linear(const Tensor& given, const Tensor& given_bias, const Tensor& given_scales)
+      : inputs(given.size(1)), outputs(given.size(0)) {
     biases = given_bias.numel() ? given_bias.contiguous() : at::empty({outputs}, at::kFloat).zero_();
     if (given.scalar_type() == at::kFloat) {
       packed = at::empty({blocks_of(outputs), inputs, kOutputs}, at::kFloat);
@@ -104,7 +102,8 @@ struct Linear {
     auto* sum = sums.mutable_data_ptr<int32_t>();
     for (int64_t n = 0; n < outputs; ++n) {
       for (int64_t i = 0; i < inputs; ++i) {
-        to[((n / kOutputs * steps + i / kInputs) * kOutputs + n % kOutputs) * kInputs + i % kInputs] = from[n * inputs + i];
+        to[((n / kOutputs * steps + i / kInputs) * kOutputs + n % kOutputs) * kInputs + i % kInputs] =
+            from[n * inputs + i];
         sum[n] += 128 * from[n * inputs + i];
       }
     }
@@ -128,8 +127,12 @@ struct Linear {
     const auto bytes = std::make_unique_for_overwrite<uint8_t[]>(rows * stride);
     const auto row_scales = std::make_unique_for_overwrite<float[]>(rows);
     kernels().quantize(x.const_data_ptr<float>(), rows, inputs, bytes.get(), stride, row_scales.get());
-    const PackedBytes matrix{packed.const_data_ptr<int8_t>(), scales.const_data_ptr<float>(), biases.const_data_ptr<float>(),
-                             sums.const_data_ptr<int32_t>(), inputs, outputs};
+    const PackedBytes matrix{packed.const_data_ptr<int8_t>(),
+                             scales.const_data_ptr<float>(),
+                             biases.const_data_ptr<float>(),
+                             sums.const_data_ptr<int32_t>(),
+                             inputs,
+                             outputs};
     for_each(blocks, rows * stride * kOutputs / 8, [&](int64_t begin, int64_t end) {
       kernels().multiply(matrix, bytes.get(), stride, row_scales.get(), rows, begin, end, to);
     });
@@ -145,7 +148,8 @@ struct Norm {
     auto* to = states.mutable_data_ptr<float>();
     const auto* from = updates.const_data_ptr<float>();
     for_each(rows, 8 * width, [&](int64_t begin, int64_t end) {
-      kernels().add_and_norm(to + begin * width, from + begin * width, end - begin, width, weight.const_data_ptr<float>(), bias.const_data_ptr<float>(), 1e-5f);
+      kernels().add_and_norm(to + begin * width, from + begin * width, end - begin, width,
+                             weight.const_data_ptr<float>(), bias.const_data_ptr<float>(), 1e-5f);
     });
   }
 };
@@ -167,9 +171,7 @@ std::vector<int64_t> offsets_of(const std::vector<int64_t>& lengths) {
 struct PackedHead {
   int64_t tokens, dims;
 
-  int64_t size() const {
-    return (blocks_of(tokens) * dims + blocks_of(dims) * tokens) * kOutputs;
-  }
+  int64_t size() const { return (blocks_of(tokens) * dims + blocks_of(dims) * tokens) * kOutputs; }
 
   // keys, values: of the first token; those of the next are `stride` further
   void fill(const float* keys, const float* values, int64_t stride, float* to) const {
@@ -178,9 +180,10 @@ struct PackedHead {
   }
 
   // queries, to: (count, stride) and (count, to_stride). room: (count, tokens)
-  void attend(const float* packed, const float* queries, int64_t stride, int64_t count, const Weighing& weighing, float* room, float* to,
-              int64_t to_stride) const {
-    const PackedFloats keys{packed, nullptr, dims, tokens}, values{packed + blocks_of(tokens) * dims * kOutputs, nullptr, tokens, dims};
+  void attend(const float* packed, const float* queries, int64_t stride, int64_t count, const Weighing& weighing,
+              float* room, float* to, int64_t to_stride) const {
+    const PackedFloats keys{packed, nullptr, dims, tokens},
+        values{packed + blocks_of(tokens) * dims * kOutputs, nullptr, tokens, dims};
     kernels().multiply_floats(keys, {queries, in_rows(stride)}, count, 0, blocks_of(tokens), room, tokens);
     for (int64_t row = 0; row < count; ++row) {
       kernels().weigh(room + row * tokens, tokens, weighing);
@@ -191,15 +194,16 @@ struct PackedHead {
 
 // The keys and values of some hypotheses, and of their sources.
 struct State : torch::CustomClassHolder {
-  std::vector<Tensor> own;     // of each layer: (positions, rows, 2 · features), keys before values
-  std::vector<Tensor> cross;   // of each layer: the packed heads of each source
+  std::vector<Tensor> own;                // of each layer: (positions, rows, 2 · features), keys before values
+  std::vector<Tensor> cross;              // of each layer: the packed heads of each source
   std::vector<int64_t> lengths, offsets;  // of the sources: tokens, and where their packed heads begin
-  std::vector<int32_t> sources;  // of each row, in rising order
-  std::vector<int32_t> places;   // (positions, rows as they are now): the row that wrote a position of the past of a row
+  std::vector<int32_t> sources;           // of each row, in rising order
+  std::vector<int32_t> places;  // (positions, rows as they are now): the row that wrote a position of the past of a row
   int64_t most_rows = 0, position = 0;
 
   // cross_states: of each layer: (tokens of all sources, 2 · features), keys before values
-  State(const std::vector<Tensor>& cross_states, const std::vector<int64_t>& source_lengths, int64_t positions, int64_t beams, int64_t heads)
+  State(const std::vector<Tensor>& cross_states, const std::vector<int64_t>& source_lengths, int64_t positions,
+        int64_t beams, int64_t heads)
       : lengths(source_lengths), most_rows(static_cast<int64_t>(source_lengths.size()) * beams) {
     const int64_t features = cross_states[0].size(1) / 2, dims = features / heads;
     std::vector<int64_t> sizes;
@@ -250,15 +254,19 @@ struct State : torch::CustomClassHolder {
 struct Model : torch::CustomClassHolder {
   std::vector<Layer> encoder, layers;
   Linear output;
-  Tensor source_embedding, embedding, positions, row_scales;  // row_scales: (keys + 1,) by the number of visible keys; empty for a softmax
+  Tensor source_embedding, embedding, positions,
+      row_scales;  // row_scales: (keys + 1,) by the number of visible keys; empty for a softmax
   int64_t encoder_heads, heads, activation;
   double embedding_scale;
 
-  // tensors: source_embedding, embedding, positions, row_scales, output; and the fields of each layer, in their order. A linear layer is weight, bias
-  // and scales, a norm weight and bias. Those that do not exist are empty.
-  Model(const std::vector<Tensor>& tensors, int64_t encoder_layers, int64_t heads_of_encoder, int64_t heads_of_decoder, int64_t attention_activation,
-        double scale)
-      : encoder_heads(heads_of_encoder), heads(heads_of_decoder), activation(attention_activation), embedding_scale(scale) {
+  // tensors: source_embedding, embedding, positions, row_scales, output; and the fields of each layer, in their order.
+  // A linear layer is weight, bias and scales, a norm weight and bias. Those that do not exist are empty.
+  Model(const std::vector<Tensor>& tensors, int64_t encoder_layers, int64_t heads_of_encoder, int64_t heads_of_decoder,
+        int64_t attention_activation, double scale)
+      : encoder_heads(heads_of_encoder),
+        heads(heads_of_decoder),
+        activation(attention_activation),
+        embedding_scale(scale) {
     size_t next = 0;
     auto take = [&] { return tensors[next++]; };
     auto take_linears = [&](std::initializer_list<Linear*> linears) {
@@ -292,7 +300,8 @@ struct Model : torch::CustomClassHolder {
     }
   }
 
-  // Keys and values of the sources for each layer of the decoder, (tokens, 2 · features). ids: (tokens,) of all sources, one behind the other.
+  // Keys and values of the sources for each layer of the decoder, (tokens, 2 · features). ids: (tokens,) of all
+  // sources, one behind the other.
   std::vector<Tensor> encode(const Tensor& ids, const std::vector<int64_t>& lengths) const {
     const std::vector<int64_t> offsets = offsets_of(lengths);
     const Tensor states = at::empty({ids.size(0), embedding.size(1)}, at::kFloat);
@@ -313,13 +322,14 @@ struct Model : torch::CustomClassHolder {
   }
 
   // tokens: (rows,), the last of each hypothesis → logits (rows, vocabulary). parents: see `State::choose`.
-  Tensor step(const c10::intrusive_ptr<State>& state, const Tensor& tokens, const std::optional<Tensor>& parents) const {
+  Tensor step(const c10::intrusive_ptr<State>& state, const Tensor& tokens,
+              const std::optional<Tensor>& parents) const {
     if (parents) {
       state->choose(*parents);
     }
     const int64_t rows = tokens.size(0), t = state->position;
-    TORCH_CHECK_VALUE(rows == static_cast<int64_t>(state->sources.size()) && t < state->own[0].size(0), "TranslationModel: ", rows, " tokens for ",
-                      state->sources.size(), " rows at position ", t);
+    TORCH_CHECK_VALUE(rows == static_cast<int64_t>(state->sources.size()) && t < state->own[0].size(0),
+                      "TranslationModel: ", rows, " tokens for ", state->sources.size(), " rows at position ", t);
     for (int64_t row = 0; row < rows; ++row) {
       state->places[t * rows + row] = static_cast<int32_t>(row);
     }
@@ -365,9 +375,17 @@ struct Model : torch::CustomClassHolder {
       for (int64_t i = begin; i < end; ++i) {
         const int64_t row = i / heads, head = i % heads;
         const float* keys = own + head * dims;
-        const reluformer::Cached call{from + row * 3 * features + head * dims, keys, keys + features, t + 1, state.most_rows * pair, pair,
-                                      state.places.data() + row, rows, dims};
-        kernels().attend(call, weighing(layer.self_factors, head, dims, t + 1), room.data(), to + row * features + head * dims);
+        const reluformer::Cached call{from + row * 3 * features + head * dims,
+                                      keys,
+                                      keys + features,
+                                      t + 1,
+                                      state.most_rows * pair,
+                                      pair,
+                                      state.places.data() + row,
+                                      rows,
+                                      dims};
+        kernels().attend(call, weighing(layer.self_factors, head, dims, t + 1), room.data(),
+                         to + row * features + head * dims);
       }
     });
     return output;
@@ -393,10 +411,13 @@ struct Model : torch::CustomClassHolder {
     for_each(count * heads, 2 * longest * dims * most, [&](int64_t begin, int64_t end) {
       std::vector<float> room(longest * most);
       for (int64_t i = begin; i < end; ++i) {
-        const int64_t row = firsts[i / heads], head = i % heads, source = state.sources[row], column = row * features + head * dims;
+        const int64_t row = firsts[i / heads], head = i % heads, source = state.sources[row],
+                      column = row * features + head * dims;
         const PackedHead keys_and_values{state.lengths[source], dims};
-        keys_and_values.attend(packed + state.offsets[source] + head * keys_and_values.size(), from + column, features, firsts[i / heads + 1] - row,
-                               weighing(layer.cross_factors, head, dims, keys_and_values.tokens), room.data(), to + column, features);
+        keys_and_values.attend(packed + state.offsets[source] + head * keys_and_values.size(), from + column, features,
+                               firsts[i / heads + 1] - row,
+                               weighing(layer.cross_factors, head, dims, keys_and_values.tokens), room.data(),
+                               to + column, features);
       }
     });
     return output;
@@ -410,31 +431,35 @@ struct Model : torch::CustomClassHolder {
     const Tensor output = at::empty({projected.size(0), features}, at::kFloat);
     const auto* from = projected.const_data_ptr<float>();
     auto* to = output.mutable_data_ptr<float>();
-    for_each(static_cast<int64_t>(lengths.size()) * encoder_heads, 2 * longest * longest * dims, [&](int64_t begin, int64_t end) {
-      std::vector<float> packed(PackedHead{longest, dims}.size()), room(kQueries * longest);
-      for (int64_t i = begin; i < end; ++i) {
-        const int64_t source = i / encoder_heads, head = i % encoder_heads;
-        const PackedHead keys_and_values{lengths[source], dims};
-        const float* queries = from + offsets[source] * stride + head * dims;
-        keys_and_values.fill(queries + features, queries + 2 * features, stride, packed.data());
-        const Weighing how = weighing(layer.self_factors, head, dims, lengths[source]);
-        for (int64_t first = 0; first < lengths[source]; first += kQueries) {
-          keys_and_values.attend(packed.data(), queries + first * stride, stride, std::min(kQueries, lengths[source] - first), how, room.data(),
-                                 to + (offsets[source] + first) * features + head * dims, features);
-        }
-      }
-    });
+    for_each(static_cast<int64_t>(lengths.size()) * encoder_heads, 2 * longest * longest * dims,
+             [&](int64_t begin, int64_t end) {
+               std::vector<float> packed(PackedHead{longest, dims}.size()), room(kQueries * longest);
+               for (int64_t i = begin; i < end; ++i) {
+                 const int64_t source = i / encoder_heads, head = i % encoder_heads;
+                 const PackedHead keys_and_values{lengths[source], dims};
+                 const float* queries = from + offsets[source] * stride + head * dims;
+                 keys_and_values.fill(queries + features, queries + 2 * features, stride, packed.data());
+                 const Weighing how = weighing(layer.self_factors, head, dims, lengths[source]);
+                 for (int64_t first = 0; first < lengths[source]; first += kQueries) {
+                   keys_and_values.attend(packed.data(), queries + first * stride, stride,
+                                          std::min(kQueries, lengths[source] - first), how, room.data(),
+                                          to + (offsets[source] + first) * features + head * dims, features);
+                 }
+               }
+             });
     return output;
   }
 
   // keys: that a query of the head sees
   Weighing weighing(const Tensor& factors, int64_t head, int64_t dims, int64_t keys) const {
-    const float row_scale = row_scales.numel() ? row_scales.const_data_ptr<float>()[keys] * factors.const_data_ptr<float>()[head] : 0.0f;
+    const float row_scale =
+        row_scales.numel() ? row_scales.const_data_ptr<float>()[keys] * factors.const_data_ptr<float>()[head] : 0.0f;
     return {activation, 1.0f / std::sqrt(static_cast<float>(dims)), row_scale};
   }
 };
 
-// The best continuations of each sentence, which has `beams` neighbouring rows: log-probabilities + scores, and row · vocabulary + token.
+// The best continuations of each sentence, which has `beams` neighbouring rows: log-probabilities + scores, and row ·
+// vocabulary + token.
 std::tuple<Tensor, Tensor> continuations(const Tensor& logits, const Tensor& scores, int64_t beams, int64_t count) {
   const int64_t rows = logits.size(0), width = logits.size(1), sentences = rows / beams;
   const Tensor numbers = at::empty({sentences, count}, at::kFloat), places = at::empty({sentences, count}, at::kLong);
@@ -448,7 +473,8 @@ std::tuple<Tensor, Tensor> continuations(const Tensor& logits, const Tensor& sco
     for (int64_t sentence = begin; sentence < end; ++sentence) {
       for (int64_t beam = 0; beam < beams; ++beam) {
         const int64_t row = sentence * beams + beam;
-        kernels().largest(from + row * width, width, count, found.data() + beam * count, found_places.data() + beam * count);
+        kernels().largest(from + row * width, width, count, found.data() + beam * count,
+                          found_places.data() + beam * count);
         const float shift = kernels().log_sum(from + row * width, width);
         for (int64_t i = beam * count; i < (beam + 1) * count; ++i) {
           found[i] = (found[i] - shift) + before[row];
@@ -469,7 +495,8 @@ std::tuple<Tensor, Tensor> continuations(const Tensor& logits, const Tensor& sco
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(reluformer_cpu, library) {
-  library.class_<State>("TranslationState").def(torch::init<std::vector<Tensor>, const std::vector<int64_t>&, int64_t, int64_t, int64_t>());
+  library.class_<State>("TranslationState")
+      .def(torch::init<std::vector<Tensor>, const std::vector<int64_t>&, int64_t, int64_t, int64_t>());
   library.class_<Model>("TranslationModel")
       .def(torch::init<const std::vector<Tensor>&, int64_t, int64_t, int64_t, int64_t, double>())
       .def("encode", &Model::encode)
@@ -477,6 +504,4 @@ TORCH_LIBRARY_FRAGMENT(reluformer_cpu, library) {
   library.def("continuations(Tensor logits, Tensor scores, int beams, int count) -> (Tensor, Tensor)");
 }
 
-TORCH_LIBRARY_IMPL(reluformer_cpu, CPU, library) {
-  library.impl("continuations", continuations);
-}
+TORCH_LIBRARY_IMPL(reluformer_cpu, CPU, library) { library.impl("continuations", continuations); }

@@ -8,7 +8,8 @@
 #endif
 
 // Compilers before these know no AMX.
-#if defined(__AVX512VNNI__) && defined(__linux__) && ((defined(__clang__) && __clang_major__ >= 12) || (!defined(__clang__) && __GNUC__ >= 11))
+#if defined(__AVX512VNNI__) && defined(__linux__) && \
+    ((defined(__clang__) && __clang_major__ >= 12) || (!defined(__clang__) && __GNUC__ >= 11))
 #define RELUFORMER_AMX
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -26,7 +27,8 @@
 namespace reluformer {
 namespace {
 
-// How a function of the numbers of a row reads them: a register at a time, of which the last may hold fewer, and zeros behind them.
+// How a function of the numbers of a row reads them: a register at a time, of which the last may hold fewer, and zeros
+// behind them.
 struct Read {
   int64_t count;
   Floats operator()(const float* place) const { return first<Floats>(place); }
@@ -107,9 +109,7 @@ void weigh(float* scores, int64_t width, const Weighing& weighing) {
 }
 
 void attend(const Cached& call, const Weighing& weighing, float* room, float* output) {
-  auto place = [&](int64_t t) {
-    return t * call.position + call.places[t * call.places_stride] * call.row;
-  };
+  auto place = [&](int64_t t) { return t * call.position + call.places[t * call.places_stride] * call.row; };
   for (int64_t t = 0; t < call.length; ++t) {
     const float* key = call.keys + place(t);
     room[t] = sum_over(call.dims, [&](auto read, int64_t i) { return read(call.query + i) * read(key + i); });
@@ -197,11 +197,10 @@ typedef int32_t Sums[kOutputs];
 typedef __m512i Totals;
 typedef __m512i Weights;
 constexpr bool kBytesAreShifted = true;  // by 128, which `finish` takes back
-constexpr int kByteRows = 8, kByteBlocks = 2, kBlocksOfARow = 4;  // four sums at least, since each waits for the one before it
+constexpr int kByteRows = 8, kByteBlocks = 2,
+              kBlocksOfARow = 4;  // four sums at least, since each waits for the one before it
 
-inline Weights load_weights(const int8_t* weights) {
-  return _mm512_loadu_si512(weights);
-}
+inline Weights load_weights(const int8_t* weights) { return _mm512_loadu_si512(weights); }
 
 inline void add_products(Totals& totals, int32_t four, const Weights& weights) {
   totals = _mm512_dpbusd_epi32(totals, _mm512_set1_epi32(four), weights);
@@ -255,10 +254,12 @@ inline Weights load_weights(const int8_t* weights) {
 }
 
 inline void add_products(Totals& totals, int32_t four, const Weights& weights) {
-  const __m256i value = _mm256_set1_epi32(four), even = _mm256_and_si256(value, _mm256_set1_epi16(255)), odd = _mm256_srli_epi16(value, 8);
+  const __m256i value = _mm256_set1_epi32(four), even = _mm256_and_si256(value, _mm256_set1_epi16(255)),
+                odd = _mm256_srli_epi16(value, 8);
 #pragma GCC unroll 2
   for (int half = 0; half < 2; ++half) {
-    const __m256i sum = _mm256_add_epi32(_mm256_madd_epi16(even, weights.even[half]), _mm256_madd_epi16(odd, weights.odd[half]));
+    const __m256i sum =
+        _mm256_add_epi32(_mm256_madd_epi16(even, weights.even[half]), _mm256_madd_epi16(odd, weights.odd[half]));
     totals.halves[half] = _mm256_add_epi32(totals.halves[half], sum);
   }
 }
@@ -276,7 +277,8 @@ inline void finish(const PackedBytes& matrix, const int32_t* sums, float scale, 
 
 // R rows and B neighbouring blocks of sixteen outputs
 template <int R, int B>
-void multiply_byte_rows(const PackedBytes& matrix, const uint8_t* bytes, int64_t stride, const float* scales, int64_t block, float* to) {
+void multiply_byte_rows(const PackedBytes& matrix, const uint8_t* bytes, int64_t stride, const float* scales,
+                        int64_t block, float* to) {
   const int8_t* weights = matrix.weights + block * kOutputs * stride;
   Totals total[R][B] = {};
   for (int64_t i = 0; i < stride; i += kInputs) {
@@ -305,10 +307,11 @@ void multiply_byte_rows(const PackedBytes& matrix, const uint8_t* bytes, int64_t
   }
 }
 
-void multiply(const PackedBytes& matrix, const uint8_t* bytes, int64_t stride, const float* scales, int64_t count, int64_t begin, int64_t end,
-              float* to) {
+void multiply(const PackedBytes& matrix, const uint8_t* bytes, int64_t stride, const float* scales, int64_t count,
+              int64_t begin, int64_t end, float* to) {
   auto multiply_rows = [&](auto rows, auto blocks, int64_t row, int64_t block) {
-    multiply_byte_rows<rows, blocks>(matrix, bytes + row * stride, stride, scales + row, block, to + row * matrix.outputs);
+    multiply_byte_rows<rows, blocks>(matrix, bytes + row * stride, stride, scales + row, block,
+                                     to + row * matrix.outputs);
   };
   if (count == 1) {
     for_blocks<1, kBlocksOfARow>(count, begin, end, multiply_rows);
@@ -329,8 +332,9 @@ struct alignas(64) TileShapes {
 
 // Sixteen or (A = 2) thirty-two rows, and as many outputs.
 template <int A, int B>
-__attribute__((target("amx-tile,amx-int8"))) void multiply_tiles(const PackedBytes& matrix, const uint8_t* bytes, int64_t stride, const float* scales,
-                                                                 int64_t block, float* to) {
+__attribute__((target("amx-tile,amx-int8"))) void multiply_tiles(const PackedBytes& matrix, const uint8_t* bytes,
+                                                                 int64_t stride, const float* scales, int64_t block,
+                                                                 float* to) {
   const int8_t* weights = matrix.weights + block * kOutputs * stride;
   _tile_zero(0);
   _tile_zero(1);
@@ -359,13 +363,15 @@ __attribute__((target("amx-tile,amx-int8"))) void multiply_tiles(const PackedByt
   _tile_stored(3, sums[3], sizeof(Sums));
   for (int64_t r = 0; r < A * kTileRows; ++r) {
     for (int b = 0; b < B; ++b) {
-      finish(matrix, sums[r / kTileRows * 2 + b][r % kTileRows], scales[r], (block + b) * kOutputs, to + r * matrix.outputs);
+      finish(matrix, sums[r / kTileRows * 2 + b][r % kTileRows], scales[r], (block + b) * kOutputs,
+             to + r * matrix.outputs);
     }
   }
 }
 
-__attribute__((target("amx-tile,amx-int8"))) void multiply_by_amx(const PackedBytes& matrix, const uint8_t* bytes, int64_t stride, const float* scales,
-                                                                  int64_t count, int64_t begin, int64_t end, float* to) {
+__attribute__((target("amx-tile,amx-int8"))) void multiply_by_amx(const PackedBytes& matrix, const uint8_t* bytes,
+                                                                  int64_t stride, const float* scales, int64_t count,
+                                                                  int64_t begin, int64_t end, float* to) {
   // to store tiles takes longer than the products of few inputs
   const int64_t whole = stride < kTileInputs ? 0 : count / kTileRows * kTileRows;
   if (whole) {
@@ -385,7 +391,8 @@ __attribute__((target("amx-tile,amx-int8"))) void multiply_by_amx(const PackedBy
     _tile_release();
   }
   if (whole < count) {
-    multiply(matrix, bytes + whole * stride, stride, scales + whole, count - whole, begin, end, to + whole * matrix.outputs);
+    multiply(matrix, bytes + whole * stride, stride, scales + whole, count - whole, begin, end,
+             to + whole * matrix.outputs);
   }
 }
 
@@ -398,12 +405,14 @@ bool may_use_amx() {
 }
 #endif
 
-void add_and_norm(float* states, const float* updates, int64_t count, int64_t width, const float* weight, const float* bias, float epsilon) {
+void add_and_norm(float* states, const float* updates, int64_t count, int64_t width, const float* weight,
+                  const float* bias, float epsilon) {
   for (int64_t row = 0; row < count; ++row, states += width, updates += width) {
     for (int64_t i = 0; i < width; ++i) {
       states[i] += updates[i];
     }
-    const float mean = sum_over(width, [&](auto read, int64_t i) { return read(states + i); }) / static_cast<float>(width);
+    const float mean =
+        sum_over(width, [&](auto read, int64_t i) { return read(states + i); }) / static_cast<float>(width);
     const float squares = sum_over(width, [&](auto read, int64_t i) {
       const auto difference = read(states + i) - mean;
       return difference * difference;
@@ -478,13 +487,15 @@ void largest(const float* row, int64_t width, int64_t count, float* numbers, int
 
 namespace RELUFORMER_ISA {
 extern const TranslationKernels translation_kernels;
-const TranslationKernels translation_kernels{attend, weigh, multiply_floats, quantize, multiply, add_and_norm, log_sum, largest};
+const TranslationKernels translation_kernels{attend,   weigh,        multiply_floats, quantize,
+                                             multiply, add_and_norm, log_sum,         largest};
 }  // namespace RELUFORMER_ISA
 
 #if defined(__AVX512VNNI__)
 const TranslationKernels* avx512::amx_translation_kernels() {
 #ifdef RELUFORMER_AMX
-  static const TranslationKernels kernels{attend, weigh, multiply_floats, quantize, multiply_by_amx, add_and_norm, log_sum, largest};
+  static const TranslationKernels kernels{attend,          weigh,        multiply_floats, quantize,
+                                          multiply_by_amx, add_and_norm, log_sum,         largest};
   static const bool has_amx = may_use_amx();
   return has_amx ? &kernels : nullptr;
 #else

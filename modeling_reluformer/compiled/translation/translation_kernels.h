@@ -8,7 +8,7 @@
 namespace reluformer {
 
 constexpr int64_t kOutputs = kColumns, kInputs = 4;  // of a vector of packed int8 weights
-constexpr int64_t kDepth = 64;                 // inputs of a tile of AMX: the number of inputs is rounded up to it
+constexpr int64_t kDepth = 64;  // inputs of a tile of AMX: the number of inputs is rounded up to it
 
 enum DecodingActivation : int64_t { kDecodingRelu, kDecodingRelu2, kDecodingSoftmax };
 
@@ -27,15 +27,15 @@ struct Cached {
   int64_t dims;  // of a head
 };
 
-// A matrix of floats, packed so that one vector holds one input each of sixteen outputs: (outputs / 16, inputs, 16), with zeros behind
-// the outputs.
+// A matrix of floats, packed so that one vector holds one input each of sixteen outputs: (outputs / 16, inputs, 16),
+// with zeros behind the outputs.
 struct PackedFloats {
   const float *weights, *biases;  // biases: (outputs,), or null
   int64_t inputs, outputs;
 };
 
-// A matrix of int8 weights, packed so that one vector holds four inputs each of sixteen outputs: (outputs / 16, inputs / 4, 16, 4),
-// with zeros behind both. Sixteen such vectors are a tile of AMX.
+// A matrix of int8 weights, packed so that one vector holds four inputs each of sixteen outputs: (outputs / 16, inputs
+// / 4, 16, 4), with zeros behind both. Sixteen such vectors are a tile of AMX.
 struct PackedBytes {
   const int8_t* weights;
   const float *scales, *biases;  // (outputs,)
@@ -51,13 +51,15 @@ struct TranslationKernels {
   // Outputs of the blocks of sixteen in [begin, end), to (count, to_stride), for the `count` rows of a matrix.
   void (*multiply_floats)(const PackedFloats& matrix, const Matrix<const float>& from, int64_t count, int64_t begin,
                           int64_t end, float* to, int64_t to_stride);
-  // Rows (count, width) → bytes x / scale + 128 (count, stride) and scales; stride is width rounded up to 64, with bytes of 128 behind.
+  // Rows (count, width) → bytes x / scale + 128 (count, stride) and scales; stride is width rounded up to 64, with
+  // bytes of 128 behind.
   void (*quantize)(const float* from, int64_t count, int64_t width, uint8_t* bytes, int64_t stride, float* scales);
   // Outputs of the blocks of sixteen in [begin, end) for all rows: to (count, outputs).
-  void (*multiply)(const PackedBytes& matrix, const uint8_t* bytes, int64_t stride, const float* scales, int64_t count, int64_t begin,
-                   int64_t end, float* to);
+  void (*multiply)(const PackedBytes& matrix, const uint8_t* bytes, int64_t stride, const float* scales, int64_t count,
+                   int64_t begin, int64_t end, float* to);
   // norm(states + updates) · weight + bias of (count, width) rows, written over the states
-  void (*add_and_norm)(float* states, const float* updates, int64_t count, int64_t width, const float* weight, const float* bias, float epsilon);
+  void (*add_and_norm)(float* states, const float* updates, int64_t count, int64_t width, const float* weight,
+                       const float* bias, float epsilon);
   // log Σ exp of a row
   float (*log_sum)(const float* row, int64_t width);
   // The `count` largest numbers of a row, in falling order: numbers and their places.
@@ -79,7 +81,7 @@ namespace avx512 {
 extern const TranslationKernels translation_kernels;
 // The same with products of bytes by AMX; null where the processor, the system or the compiler has none.
 const TranslationKernels* amx_translation_kernels();
-}
+}  // namespace avx512
 #endif
 
 }  // namespace reluformer
