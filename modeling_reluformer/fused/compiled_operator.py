@@ -30,7 +30,9 @@ def compiled_operator(query: Tensor, key: Tensor, specification: Specification) 
     # to do.
     if torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling():
         return None
-    return torch.ops.reluformer_cpu.attention.default if _serves(query.dtype, _is_worth_building(query, key)) else None
+    # after the first calls no size is asked for any more: small models wait for each Python call
+    large = not is_settled() and not torch.compiler.is_compiling() and _is_worth_building(query, key)
+    return torch.ops.reluformer_cpu.attention.default if _serves(query.dtype, large) else None
 
 
 def _serves(dtype: torch.dtype, large: bool) -> bool:
@@ -44,8 +46,6 @@ _serves._dynamo_marked_constant = True
 
 
 def _is_worth_building(query: Tensor, key: Tensor) -> bool:
-    if is_settled() or torch.compiler.is_compiling():
-        return False
     scores = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad):
         return scores >= SCORES_WORTH_BUILDING

@@ -32,7 +32,7 @@ def small_bert(tmp_path, monkeypatch):
 def test_every_block_runs(small_bert):
     names: dict = {}
     blocks = re.findall(r"^```python\n(.*?)^```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     for number, block in enumerate(blocks, 1):
         exec(compile(block, f"{DOCUMENT.name}, block {number}", "exec"), names)
     assert names["model"].config._attn_implementation == names["classifier"].config._attn_implementation == "reluformer"
