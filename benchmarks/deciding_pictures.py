@@ -173,8 +173,8 @@ def quality_by_length() -> Path:
     documents.set_xlabel("tokens of a document", fontsize=9)
     _title(documents, "Documents (empty marks: one seed)")
     _by_length(pictures, "pictures", (49, 196, 784), "accuracy, %")
-    pictures.set_xlabel("patches of a picture", fontsize=9)
-    _title(pictures, "Pictures (784 patches: one epoch)")
+    pictures.set_xlabel("patches of an image", fontsize=9)
+    _title(pictures, "Images (49 patches: two epochs, else one)")
     documents.legend(frameon=False, fontsize=9)
     return _write(figure, "quality_by_length")
 
@@ -183,7 +183,9 @@ def _by_length(axes: Axes, what: str, lengths: Sequence[int], label: str) -> Non
     pairs = [evidence.BY_NAME[f"{what}_{length}"] for length in lengths]
     for side, (name, color, marker) in enumerate(SIDES):
         scores = [[result[pair.score]["score"] for result in evidence.results_of(pair)[side]] for pair in pairs]
-        _draw_line(axes, dict(zip(lengths, scores, strict=True)), color, marker, name)
+        # images of unlike patches were trained for unlike numbers of epochs: no line leads from one to the next
+        line = "-" if what == "documents" else " "
+        _draw_line(axes, dict(zip(lengths, scores, strict=True)), color, marker, name, line)
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
     axes.xaxis.set_minor_locator(NullLocator())
@@ -220,11 +222,11 @@ def quality_by_updates() -> Path:
         course.fill_between(steps, list(map(min, lead)), list(map(max, lead)), color=color, alpha=0.15, linewidth=0)
     finished.annotate("half the\nlearning rate", (800, 2.55), (12, -14), textcoords="offset points", fontsize=9)
     finished.set_ylabel("BLEU of ReLU minus that of softmax", fontsize=9)
-    finished.set_xlabel("updates of a whole training", fontsize=9)
-    _title(finished, "Test score of finished trainings")
+    finished.set_xlabel("updates of a complete run (Tatoeba is drawn a little to the right)", fontsize=9)
+    _title(finished, "Test score of complete runs (bar: 95 %)")
     course.set_ylabel("loss of softmax minus that of ReLU, nats", fontsize=9)
-    course.set_xlabel("updates, of 10,000", fontsize=9)
-    _title(course, "Validation loss in the longest trainings")
+    course.set_xlabel("updates done, of 10,000", fontsize=9)
+    _title(course, "Validation loss (band: three seeds)")
     for axes in (finished, course):
         axes.axhline(0, color=BLACK, linewidth=1)
         axes.set_xlim(0, 10_500)
@@ -255,7 +257,7 @@ def quality_by_dropout() -> Path:
         scores = {at: each for at, each in scores.items() if each}
         _draw_line(axes, scores, color, marker, name)
     axes.set_xticks((0.1, 0.2, 0.3))
-    axes.set_xlabel("dropout", fontsize=9)
+    axes.set_xlabel("dropout of 0.1, 0.2 or 0.3 (marks are set side by side)", fontsize=9)
     axes.set_ylabel("BLEU on Multi30k", fontsize=9)
     axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
     _title(axes, "Multi30k after 10,000 updates (filled: mean of three seeds, empty: one seed)")
@@ -300,16 +302,16 @@ def speed_by_length() -> Path:
 
 def _whole_models(axes: Axes) -> None:
     """Training, float32; three kinds of model at three lengths each."""
-    kinds = {"pictures in": (49, 196, 784), "as GPT-2": (128, 1024, 4096), "as Llama": (128, 1024, 4096)}
+    kinds = {"images in": (49, 196, 784), "GPT-2-style": (128, 1024, 4096), "Llama-style": (128, 1024, 4096)}
     for (kind, lengths), color, marker in zip(
         kinds.items(), (RELU, TEAL, GREY), (CIRCLE, TRIANGLE, SQUARE), strict=True
     ):
         rows = [row for row in deciding.overview_rows() if kind in row[0]]
         ratios = [ratios["training", "float32"] for _, _, ratios in rows]
         words = {
-            "pictures in": "pictures",
-            "as GPT-2": "language model as GPT-2",
-            "as Llama": "language model as Llama",
+            "images in": "images",
+            "GPT-2-style": "GPT-2-style",
+            "Llama-style": "Llama-style",
         }[kind]
         axes.plot(lengths, ratios, color=color, marker=marker, markersize=6, label=f"{words}, {rows[0][1]}")
     _title(axes, "Training whole models\nfloat32")
@@ -322,7 +324,7 @@ def _by_log_length(axes: Axes, lengths: Sequence[int]) -> None:
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths], fontsize=8, rotation=45)
     axes.xaxis.set_minor_locator(NullLocator())
     _ratio_axis(axes, "y", (0.5, 0.75, 1, 1.5, 2, 3, 4, 6))
-    axes.set_xlabel("length", fontsize=9)
+    axes.set_xlabel("tokens (patches of an image)", fontsize=9)
     finish(axes)
 
 
