@@ -31,7 +31,7 @@ from reluformer import ReLUFormerConfig
 Cell = Mapping[str, Any]
 FORWARD, BOTH = PASSES
 # Files of attention alone on a CPU, with the instructions that the processor was held to.
-ATTENTION_FILES = {"attention": "", "attention-avx2": ", held to AVX2"}
+ATTENTION_FILES = {"attention": "", "attention-avx2": ", limited to AVX2"}
 
 
 class Quoted:
@@ -122,7 +122,9 @@ def quality_table(names: Mapping[str, str], heading: str) -> str:
 
 BY_LENGTH = {
     **{f"documents_{length}": f"documents, {length:,} tokens" for length in (128, 256, 512, 1024, 2048)},
-    **{f"pictures_{length}": f"pictures, {length} patches" for length in (49, 196, 784)},
+    "pictures_49": "images, 49 patches, two epochs",
+    "pictures_196": "images, 196 patches, one epoch",
+    "pictures_784": "images, 784 patches, one epoch",
 }
 BY_UPDATES = {
     "multi30k_800": "Multi30k, 800 updates",
@@ -145,7 +147,7 @@ def quality_by_updates() -> str:
     """Scores of finished trainings, and validation in the course of the longest."""
     leads = {corpus: validation_leads(*rows) for corpus, rows in COURSES.items()}
     header = (
-        "validation loss of softmax minus that of ReLU, nats a token",
+        "validation loss of softmax minus that of ReLU, nats a token (above 0: ReLU is ahead)",
         *(f"{step:,} updates" for step in SHOWN_STEPS),
     )
     rows = (
@@ -187,7 +189,7 @@ GAMMAS = {
     "sentences, ReLU": "sentences_end_relu_dropout_0.1",
     "sentences, ReLU²": "sentences_end_relu2_lambda_0.1_dropout_0.1",
     "documents of 512 tokens, ReLU": "documents_end_relu_512",
-    "documents of 512 tokens, ReLU, γ kept from 128": "documents_fixed_512",
+    "documents of 512 tokens, ReLU, γ kept from training on 128 tokens": "documents_fixed_512",
     "language models, ReLU": "lm_relu_attention_pre_gelu_lambda_0.01",
     "language models, ReLU²": "lm_relu2_attention_lambda_0.01",
 }
@@ -225,10 +227,10 @@ def overview_rows() -> list[tuple[str, str, dict[tuple[str, str], float]]]:
     both = ("ReLU", "softmax")
     for length in (49, 196, 784):
         where = {"length": length, "threads": 2}
-        rows.append(_overview(f"pictures in {length} patches", "vision", "inference", both, where))
+        rows.append(_overview(f"images in {length} patches", "vision", "inference", both, where))
     for name, library in (("GPT-2", "GPT2LMHeadModel"), ("Llama", "LlamaForCausalLM")):
         for context in (128, 1024, 4096):
-            words = f"language model as {name}, context of {context:,}"
+            words = f"{name}-style language model, context of {context:,}"
             rows.append(_overview(words, "decoder", "generation", both, {"context": context, "library": library}))
     return rows
 
@@ -345,7 +347,7 @@ def speed_on_a_cpu() -> str:
     lines.append(["inference, float32", "the same model with softmax", *models("use")])
     lines += _attention_lines(names)
     lines += _translating_lines(names)
-    return "\n".join(table(("ReLU on two cores of a CPU", "beside", *names), lines)) + "\n"
+    return "\n".join(table(("ReLU on two cores of a CPU", "compared with", *names), lines)) + "\n"
 
 
 def _attention_lines(names: Sequence[str]) -> list[list[str]]:
@@ -356,9 +358,10 @@ def _attention_lines(names: Sequence[str]) -> list[list[str]]:
         for file, told in measured_attention().items():
             cpu, _, held = told.partition(",")
             found = attention_cells(file, ours, which, "float32")
-            ratios = [ratio["median"] for length, ratio in found.items() if length >= LENGTHS[0]]
-            cells[cpu] = f"[{reach(ratios)}](when_to_use.md#speed-by-length)" + (f" ({held.strip()})" if held else "")
-        words = f"attention alone, {task}, float32, {LENGTHS[0]} to {LENGTHS[-1]:,} tokens"
+            ratios = {length: ratio["median"] for length, ratio in found.items() if length >= LENGTHS[0]}
+            words = f" ({held.strip()}, from {min(ratios)} tokens on)" if held else ""
+            cells[cpu] = f"[{reach(ratios.values())}](when_to_use.md#speed-by-length){words}"
+        words = f"attention alone, {task}, float32, {LENGTHS[0]} to {LENGTHS[-1]:,} tokens (slower below on the Xeon)"
         rows.append([words, "softmax (`sdpa`)", *cells.values()])
     return rows
 
@@ -371,7 +374,7 @@ def _translating_lines(names: Sequence[str]) -> list[list[str]]:
     for dtype in reversed(tuple(CTRANSLATE2)):
         cells = dict.fromkeys(names, "not measured")
         cells[processor(full)] = f"[{reach(better_threads('translating', SENTENCES)[dtype])}]({link})"
-        cells[processor(held)] = f"[{reach(equal_threads('translating-avx2')[dtype])}]({link}) (held to AVX2)"
+        cells[processor(held)] = f"[{reach(equal_threads('translating-avx2')[dtype])}]({link}) (limited to AVX2)"
         rows.append([f"translating sentences, {dtype}", f"CTranslate2, {dtype}", *cells.values()])
     return rows
 
@@ -388,8 +391,14 @@ def speed_on_a_gpu() -> str:
         ratio = f"[{reach(gpu_ratios(attention, FORWARD, PLAIN, rival))}]({link})"
         rows.append([f"attention alone, inference, {length}", rival, "not needed", ratio])
     small = [f"[{reach(gpu_training(ours))}]({link})" for ours in (RELUFORMER, OURS_UNREGULARIZED)]
-    rows.append(["training a small translation model", "the same model with softmax", *small])
-    header = ("ReLU on one H100", "beside", "with the default regulariser (λ = 0.01)", "without (λ = 0)")
+    rows.append(
+        [
+            "training a small translation model, on sentences and on documents of 1,024 tokens",
+            "the same model with softmax",
+            *small,
+        ]
+    )
+    header = ("ReLU on one H100", "compared with", "with the default regulariser (λ = 0.01)", "without (λ = 0)")
     return "\n".join(table(header, rows)) + "\n"
 
 
@@ -418,7 +427,12 @@ def marian_with_and_without_dropout() -> str:
         for cell in result["cells"]
         if where.items() <= cell.items()
     ]
-    return "\n".join(table(("attention dropout", "ReLU over MarianMTModel with softmax"), rows, numbers=True)) + "\n"
+    return (
+        "\n".join(
+            table(("attention dropout", "times as fast as MarianMTModel with softmax, float32"), rows, numbers=True)
+        )
+        + "\n"
+    )
 
 
 def translating_table() -> str:
@@ -427,7 +441,7 @@ def translating_table() -> str:
     told = {
         "each at its better number of threads": ("translating", better_threads, SENTENCES),
         "equal numbers of threads": ("translating", equal_threads, SENTENCES),
-        "held to AVX2, two threads each": ("translating-avx2", equal_threads, None),
+        "both limited to AVX2, two threads each": ("translating-avx2", equal_threads, None),
     }
     rows = []
     for words, (file, compute, inputs) in told.items():

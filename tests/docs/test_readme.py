@@ -62,7 +62,10 @@ EARLY, BY_SENTENCE = (
 )
 SAID = [
     (MULTI30K, "[{gain} BLEU](evidence.md#multi30k) on Multi30k ({seeds}, 95 % interval {low} to {high})"),
-    (TATOEBA, "[{gain}](evidence.md#tatoeba) on Tatoeba ({seeds}, {low} to {high}). Each is within the noise"),
+    (
+        TATOEBA,
+        "[{gain}](evidence.md#tatoeba) on Tatoeba ({seeds}, {low} to {high}). Each is within the noise of its seeds",
+    ),
     (EARLY, "[{gain} BLEU](evidence.md#few-updates) after 800 updates on Multi30k ({seeds})"),
     (BY_SENTENCE, "[{gain} BLEU](evidence.md#documents) sentence by sentence ({seeds})"),
     (DOCUMENTS["128 tokens"], "softmax is ahead by {gain} to"),
@@ -146,7 +149,7 @@ def test_the_highest_speed_of_training_is_the_one_with_attention_dropout():
     *_, first, second = deciding.marian_with_and_without_dropout().splitlines()
     with_dropout, without = (float(line.split(" | ")[1].strip(" |")) for line in (first, second))
     assert with_dropout > 1.5 * without
-    assert all(ratios["use", "float32"] <= 1.01 for name, _, ratios in rows if "pictures" not in name)
+    assert all(ratios["use", "float32"] <= 1.01 for name, _, ratios in rows if "images" not in name)
     assert all(ratios["training", "float32"] > 1 for _, _, ratios in rows)
 
 
