@@ -331,6 +331,8 @@ def equal_threads(file: str, inputs: str | None = None) -> dict[str, list[float]
 
 
 SENTENCES = "multi30k-like"
+# What the name of a model in `overview_rows` holds → its kind: the two processors timed models of other kinds.
+MODEL_KINDS = {"translation": "translation", "images": "images", "language model": "language models"}
 
 
 def speed_on_a_cpu() -> str:
@@ -339,9 +341,16 @@ def speed_on_a_cpu() -> str:
     names = list(dict.fromkeys(cpu for _, cpu, _ in rows))
     link = "evidence.md#training-and-inference-on-a-cpu"
 
+    def kind(model: str) -> str:
+        return next(words for name, words in MODEL_KINDS.items() if name in model)
+
     def models(task: str) -> list[str]:
-        of = ([ratios[task, "float32"] for _, cpu, ratios in rows if cpu == name] for name in names)
-        return [f"[{reach(ratios)}]({link}) ({len(ratios)} models)" for ratios in of]
+        cells = []
+        for name in names:
+            of = {model: ratios[task, "float32"] for model, cpu, ratios in rows if cpu == name}
+            kinds = " and ".join(dict.fromkeys(map(kind, of)))
+            cells.append(f"[{reach(of.values())}]({link}) ({len(of)} models: {kinds})")
+        return cells
 
     lines = [["training, float32", "the same model with softmax", *models("training")]]
     lines.append(["inference, float32", "the same model with softmax", *models("use")])
