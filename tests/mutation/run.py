@@ -10,6 +10,7 @@ Status 1: a fault survives, stands no longer in its file, or keeps the tests fro
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import os
@@ -50,6 +51,15 @@ def write_anew(path: Path, text: str) -> None:
     time_before = int(path.stat().st_mtime)
     path.write_text(text, encoding="utf-8")
     os.utime(path, (time_before + 2, time_before + 2))
+
+
+@contextlib.contextmanager
+def written(path: Path, text: str) -> Iterator[None]:
+    """A file holds another text while the block runs."""
+    original = path.read_text(encoding="utf-8")
+    write_anew(path, text)
+    yield
+    write_anew(path, original)
 
 
 def run_tests(
@@ -131,9 +141,8 @@ def try_faults(root: Path, groups: list[dict[str, Any]]) -> Iterator[dict[str, A
             for before, after in group["faults"]:
                 started, found = used_seconds(), f"not run: stands {original.count(before)} times in its file"
                 if original.count(before) == 1:
-                    write_anew(path, original.replace(before, after))
-                    found = run_tests(copy, tests, limits[tests])
-                    write_anew(path, original)
+                    with written(path, original.replace(before, after)):
+                        found = run_tests(copy, tests, limits[tests])
                 seconds = round(used_seconds() - started, 1)
                 print(f"{seconds} s {group['file']}: {before} → {after}: {found}", flush=True)
                 yield {"file": group["file"], "before": before, "after": after, "found": found, "seconds": seconds}

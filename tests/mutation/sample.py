@@ -44,7 +44,7 @@ from .run import (
     in_fork,
     run_tests,
     used_seconds,
-    write_anew,
+    written,
 )
 
 LANGUAGES = {".py": "Python", ".cpp": "C++", ".h": "C++", ".js": "JavaScript"}
@@ -89,17 +89,12 @@ def described(name: str, source: str, change: Change) -> dict[str, Any]:
     data = source.encode()
     start, end = data.rfind(b"\n", 0, change.start) + 1, (data + b"\n").index(b"\n", change.end)
     after = data[start : change.start] + change.text.encode() + data[change.end : end]
-    above = data[:start].decode().split()
-    above = (
-        next((line.strip() for line in reversed(data[:start].decode().splitlines()) if line.strip()), "")
-        if above
-        else ""
-    )
+    lines_before = data[:start].decode().splitlines()
     return {
         "file": name,
         "line": change.line,
         "operator": change.operator,
-        "above": above[-1] if above else "",
+        "above": next((line.strip() for line in reversed(lines_before) if line.strip()), ""),
         "before": " ".join(data[start:end].decode().split()),
         "after": " ".join(after.decode().split()),
     }
@@ -325,9 +320,9 @@ class Trial:
         source = (self.copy / name).read_text(encoding="utf-8")
         changed = changed_source(source, change)
         self.prepare(name)
-        write_anew(self.copy / name, changed)
-        started, compiles = used_seconds(), self.compiles(name, changed)
-        write_anew(self.copy / name, source)
+        started = used_seconds()
+        with written(self.copy / name, changed):
+            compiles = self.compiles(name, changed)
         if not compiles:
             return None
         found = self.run(name, source, changed, change.line)
@@ -350,9 +345,8 @@ class Trial:
             for tests, which in self._named(name):
                 if found := self.failing.get((tests, which)):
                     return {"found": f"not run: fails without a change: {found}", "left_out": 0}
-                write_anew(self.copy / name, changed)
-                found = run_tests(self.copy, tests, self.limits[tests, which], (), which)
-                write_anew(self.copy / name, source)
+                with written(self.copy / name, changed):
+                    found = run_tests(self.copy, tests, self.limits[tests, which], (), which)
                 if found != "passed":
                     return {"found": _killed(found), "left_out": 0}
             return {"found": "passed", "left_out": 0}
@@ -361,14 +355,13 @@ class Trial:
             found, _, left_out = self._by_functions(name, source, changed, line, "slow")
         return {"found": found, "left_out": left_out}
 
-    def _whole(self, file: str, name: str, source: str, changed: str) -> str | None:
+    def _whole(self, file: str, name: str, changed: str) -> str | None:
         """What a file of tests that is not recorded finds; None where only a recording tells whether the change is the
         cause."""
-        write_anew(self.copy / name, changed)
-        found = run_tests(
-            self.copy, shlex.quote(file.removeprefix("tests/")), RECORDING_SECONDS, cpu_seconds=UNKNOWN_SECONDS
-        )
-        write_anew(self.copy / name, source)
+        with written(self.copy / name, changed):
+            found = run_tests(
+                self.copy, shlex.quote(file.removeprefix("tests/")), RECORDING_SECONDS, cpu_seconds=UNKNOWN_SECONDS
+            )
         if "::" not in found:  # hangs or cannot be collected, perhaps also without the change
             return found if found == "passed" else None
         test = shlex.quote(found.split("[")[0])
@@ -384,7 +377,7 @@ class Trial:
             found = None
             if index == 0 and which == "not slow" and not self.recorded.has(file, which):
                 # the file of its name, which most often notices: then nothing needs to be recorded
-                found = self._whole(file, name, source, changed)
+                found = self._whole(file, name, changed)
             if found == "passed":
                 ran += 1
                 continue
@@ -399,11 +392,10 @@ class Trial:
             if not tests:
                 continue
             seconds = sum(record["tests"][test]["seconds"] for test in tests)
-            write_anew(self.copy / name, changed)
             chosen = " ".join(shlex.quote(test.removeprefix("tests/")) for test in tests)
             limit = seconds * PATIENCE + SPARE_SECONDS
-            found = run_tests(self.copy, chosen, limit * 10, (), which, cpu_seconds=limit)
-            write_anew(self.copy / name, source)
+            with written(self.copy / name, changed):
+                found = run_tests(self.copy, chosen, limit * 10, (), which, cpu_seconds=limit)
             ran += len(tests)
             if found != "passed":
                 return _killed(found), ran, left_out

@@ -114,6 +114,8 @@ def test_every_operator_changes_the_code_and_nothing_else(name, source, some):
         changed = changed_source(source, change).splitlines()
         assert len(changed) == len(lines) and sum(a != b for a, b in zip(changed, lines, strict=True)) == 1
         assert all(row["before"].count(text) == row["after"].count(text) for text in untouched)
+        above = [line.strip() for line in lines[: change.line - 1] if line.strip()]
+        assert row["above"] == (above[-1] if above else "")
         if name == "a.py":
             compile("\n".join(changed), name, "exec")
 
