@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -18,6 +18,7 @@ from benchmarks.gpu import attention as gpu_attention
 from benchmarks.gpu import page as gpu_page
 from benchmarks.markdown import table
 from benchmarks.measurement_file import RESULTS, ROOT, read_result
+from benchmarks.sections import better_thread_ratios
 from benchmarks.studies import evidence
 from benchmarks.studies.parser import load_rows
 from benchmarks.studies.scores import p_in_words, paired_t_test
@@ -76,7 +77,7 @@ class CpuSpeeds:
     def __init__(self) -> None:
         rows = overview_rows()
         self.models = len(rows)
-        self.training, self.use = (reach([row[2][name, "float32"] for row in rows]) for name in ("training", "use"))
+        self.training, self.use = (reach([row.ratios[name, "float32"] for row in rows]) for name in ("training", "use"))
 
 
 class _Figures(dict):
@@ -110,14 +111,14 @@ def reach(values: Iterable[float]) -> str:
 # Quality: the numbers of a picture
 
 
-def quality_table(names: Mapping[str, str], heading: str) -> str:
-    """Lines of evidence by name, with what the first column calls each."""
+def quality_table(names: Mapping[str, str], heading: str, ours: str = "ReLU") -> str:
+    """Lines of evidence by name, with what the first column calls each; ours: what is compared with softmax."""
     rows = []
     for name, label in names.items():
         quoted, found = Quoted(name), evidence.comparison(evidence.BY_NAME[name])
         scores = [f"{quoted.theirs:.2f}", f"{quoted.ours:.2f}", evidence.signed(quoted.relu)]
         rows.append([label, *scores, evidence.how_sure(found)])
-    return "\n".join(table((heading, "softmax", "ReLU", "difference", "how sure"), rows)) + "\n"
+    return "\n".join(table((heading, "softmax", ours, "difference", "how sure"), rows)) + "\n"
 
 
 BY_LENGTH = {
@@ -182,7 +183,7 @@ def _validation(result: Mapping[str, Any]) -> dict[int, float]:
 
 
 def quality_by_dropout() -> str:
-    return quality_table(BY_DROPOUT, "BLEU on Multi30k").replace("| ReLU | difference", "| ReLU or ReLU² | difference")
+    return quality_table(BY_DROPOUT, "BLEU on Multi30k", "ReLU or ReLU²")
 
 
 GAMMAS = {
@@ -217,25 +218,40 @@ def claims_table() -> str:
 # Speed
 
 
-def overview_rows() -> list[tuple[str, str, dict[tuple[str, str], float]]]:
-    """Model, processor, and by (task, type) how many times as fast a step with ReLU is as that of the class with
-    softmax."""
+class ModelSpeed(NamedTuple):
+    """ratios: by (task, type), how many times as fast a step with ReLU is as that of the class with softmax."""
+
+    name: str
+    kind: str
+    processor: str
+    ratios: dict[tuple[str, str], float]
+
+
+def overview_rows() -> list[ModelSpeed]:
+    """All models of which the same class was timed with softmax, by kind and length."""
     rows = []
     for words, inputs in (("short sentences", "multi30k-like"), ("documents of 1,024 tokens", "1,024 tokens")):
         where = {"shape": "wide", "inputs": inputs}
-        rows.append(_overview(f"translation, {words}", "end-to-end", "generation", (RELUFORMER, VANILLA), where))
-    both = ("ReLU", "softmax")
-    for length in (49, 196, 784):
+        name, pair = f"translation, {words}", (RELUFORMER, VANILLA)
+        rows.append(_overview(name, "translation", "end-to-end", "generation", pair, where))
+    pair = ("ReLU", "softmax")
+    for length in PATCHES:
         where = {"length": length, "threads": 2}
-        rows.append(_overview(f"images in {length} patches", "vision", "inference", both, where))
-    for name, library in (("GPT-2", "GPT2LMHeadModel"), ("Llama", "LlamaForCausalLM")):
-        for context in (128, 1024, 4096):
-            words = f"{name}-style language model, context of {context:,}"
-            rows.append(_overview(words, "decoder", "generation", both, {"context": context, "library": library}))
+        rows.append(_overview(f"images in {length} patches", "images", "vision", "inference", pair, where))
+    for style, library in LANGUAGE_MODELS.items():
+        for context in CONTEXTS:
+            name, where = f"{style} language model, context of {context:,}", {"context": context, "library": library}
+            rows.append(_overview(name, "language models", "decoder", "generation", pair, where))
     return rows
 
 
-def _overview(name: str, file: str, use: str, pair: tuple[str, str], where: Cell) -> tuple[str, str, dict]:
+PATCHES = (49, 196, 784)
+CONTEXTS = (128, 1024, 4096)
+# By whose shape they have: Transformers' classes.
+LANGUAGE_MODELS = {"GPT-2-style": "GPT2LMHeadModel", "Llama-style": "LlamaForCausalLM"}
+
+
+def _overview(name: str, kind: str, file: str, use: str, pair: tuple[str, str], where: Cell) -> ModelSpeed:
     result = read_result(RESULTS / f"{file}-cpu.json")
     ours, softmax = pair
     ratios = {
@@ -243,7 +259,7 @@ def _overview(name: str, file: str, use: str, pair: tuple[str, str], where: Cell
         for cell in result["cells"]
         if where.items() <= cell.items() and softmax in cell["speedups"].get(ours, {})
     }
-    return name, processor(result), ratios
+    return ModelSpeed(name, kind, processor(result), ratios)
 
 
 def processor(result: Mapping[str, Any]) -> str:
@@ -255,7 +271,7 @@ def overview_table() -> str:
     """Speed of training and use of whole models, by type."""
     header = ["model", "processor", "training, float32", "bfloat16", "inference, float32", "bfloat16"]
     keys = [(task, dtype) for task in ("training", "use") for dtype in DTYPES]
-    rows = ([name, cpu, *(f"{ratios[key]:.2f}" for key in keys)] for name, cpu, ratios in overview_rows())
+    rows = ([row.name, row.processor, *(f"{row.ratios[key]:.2f}" for key in keys)] for row in overview_rows())
     return "\n".join(table(header, rows, numbers=True)) + "\n"
 
 
@@ -306,19 +322,9 @@ def attention_table() -> str:
 def better_threads(file: str, inputs: str | None = None) -> dict[str, list[float]]:
     """Type → ours over CTranslate2, each at the number of threads with which it takes the least time; inputs: None
     takes all."""
-    groups: dict[tuple[Any, ...], list[Cell]] = {}
-    for cell in read_result(RESULTS / f"{file}-cpu.json")["cells"]:
-        if inputs in (None, cell["inputs"]):
-            groups.setdefault(tuple(cell[name] for name in ("shape", "inputs", "beams", "sentences")), []).append(cell)
-    return {
-        dtype: [
-            min(cell["times"][rival]["median_ms"] for cell in cells)
-            / min(cell["times"][ours]["median_ms"] for cell in cells)
-            for cells in groups.values()
-        ]
-        for dtype, rival in CTRANSLATE2.items()
-        if (ours := OURS_BY_TYPE[dtype])
-    }
+    ratios = better_thread_ratios(read_result(RESULTS / f"{file}-cpu.json"))
+    chosen = [of_types for (_, texts, *_), of_types in ratios.items() if inputs in (None, texts)]
+    return {dtype: [of_types[dtype] for of_types in chosen] for dtype in CTRANSLATE2}
 
 
 def equal_threads(file: str, inputs: str | None = None) -> dict[str, list[float]]:
@@ -331,25 +337,22 @@ def equal_threads(file: str, inputs: str | None = None) -> dict[str, list[float]
 
 
 SENTENCES = "multi30k-like"
-# What the name of a model in `overview_rows` holds → its kind: the two processors timed models of other kinds.
-MODEL_KINDS = {"translation": "translation", "images": "images", "language model": "language models"}
 
 
 def speed_on_a_cpu() -> str:
     """Both processors beside each other, from the slowest cell to the fastest."""
     rows = overview_rows()
-    names = list(dict.fromkeys(cpu for _, cpu, _ in rows))
+    names = list(dict.fromkeys(row.processor for row in rows))
     link = "evidence.md#training-and-inference-on-a-cpu"
 
-    def kind(model: str) -> str:
-        return next(words for name, words in MODEL_KINDS.items() if name in model)
-
     def models(task: str) -> list[str]:
+        """The kinds beside the numbers: each processor timed models of others."""
         cells = []
         for name in names:
-            of = {model: ratios[task, "float32"] for model, cpu, ratios in rows if cpu == name}
-            kinds = " and ".join(dict.fromkeys(map(kind, of)))
-            cells.append(f"[{reach(of.values())}]({link}) ({len(of)} models: {kinds})")
+            timed = [row for row in rows if row.processor == name]
+            kinds = " and ".join(dict.fromkeys(row.kind for row in timed))
+            ratios = reach(row.ratios[task, "float32"] for row in timed)
+            cells.append(f"[{ratios}]({link}) ({len(timed)} models: {kinds})")
         return cells
 
     lines = [["training, float32", "the same model with softmax", *models("training")]]

@@ -124,8 +124,8 @@ def _speed_at_a_glance(axes: Axes) -> None:
     attention = read_result(RESULTS / "gpu/attention.json")
     rows = deciding.overview_rows()
     reaches = {
-        "CPU: train a model": [ratios["training", "float32"] for _, _, ratios in rows],
-        "CPU: inference": [ratios["use", "float32"] for _, _, ratios in rows],
+        "CPU: train a model": [row.ratios["training", "float32"] for row in rows],
+        "CPU: inference": [row.ratios["use", "float32"] for row in rows],
         "CPU: translate in int8,\nbeside CTranslate2": deciding.better_threads("translating", deciding.SENTENCES)[
             "int8"
         ],
@@ -301,19 +301,13 @@ def speed_by_length() -> Path:
 
 
 def _whole_models(axes: Axes) -> None:
-    """Training, float32; three kinds of model at three lengths each."""
-    kinds = {"images in": (49, 196, 784), "GPT-2-style": (128, 1024, 4096), "Llama-style": (128, 1024, 4096)}
-    for (kind, lengths), color, marker in zip(
-        kinds.items(), (RELU, TEAL, GREY), (CIRCLE, TRIANGLE, SQUARE), strict=True
-    ):
-        rows = [row for row in deciding.overview_rows() if kind in row[0]]
-        ratios = [ratios["training", "float32"] for _, _, ratios in rows]
-        words = {
-            "images in": "images",
-            "GPT-2-style": "GPT-2-style",
-            "Llama-style": "Llama-style",
-        }[kind]
-        axes.plot(lengths, ratios, color=color, marker=marker, markersize=6, label=f"{words}, {rows[0][1]}")
+    """Training, float32; images and two styles of language models at three lengths each."""
+    lengths = {"images": deciding.PATCHES, **dict.fromkeys(deciding.LANGUAGE_MODELS, deciding.CONTEXTS)}
+    for label, color, marker in zip(lengths, (RELU, TEAL, GREY), (CIRCLE, TRIANGLE, SQUARE), strict=True):
+        rows = [row for row in deciding.overview_rows() if row.name.startswith(label)]
+        ratios = [row.ratios["training", "float32"] for row in rows]
+        words = f"{label}, {rows[0].processor}"
+        axes.plot(lengths[label], ratios, color=color, marker=marker, markersize=6, label=words)
     _title(axes, "Training whole models\nfloat32")
     _by_log_length(axes, (49, 196, 784, 4096))
     axes.legend(frameon=False, fontsize=8.5)
