@@ -174,9 +174,8 @@ def quality_of(model: str | Path) -> str:
 
     Example: "everyday sentences, often wrong: BLEU 51 on sentences like those it was trained on, 19 on captions".
     """
-    path = Path(located(model)) / FIGURES_FILE
-    if path.is_file():
-        return _quality_by_figures(read_json(path, instead="restore it, or delete it"))
+    if (figures := _figures(model)) is not None:
+        return _quality_by_figures(figures)
     index = _card(model).get("model-index")
     results = model_index_to_eval_results(index)[1] if index else []
     # the card begins with its headline; what was tested on tells more than what the training was steered by
@@ -188,12 +187,17 @@ def doubt_of(model: str | Path) -> dict[str, float] | None:
     """Below which mean log-probability of a token a translation is doubtful, `threshold`, and the share of bad ones
     among such validation translations, `share`: what `python -m benchmarks.doubt` has measured of a model of the
     package; None of others."""
-    path = Path(located(model)) / FIGURES_FILE
-    measured = read_json(path, instead="restore it, or delete it").get("doubt") if path.is_file() else None
+    measured = (_figures(model) or {}).get("doubt")
     if measured is None or measured["threshold"] is None:
         return None
     counts = measured["Tatoeba"]
     return {"threshold": measured["threshold"], "share": counts["doubtful_and_bad"] / counts["doubtful"]}
+
+
+def _figures(model: str | Path) -> dict[str, Any] | None:
+    """What `benchmarks` has measured of a model that comes with the package; None of others."""
+    path = Path(located(model)) / FIGURES_FILE
+    return read_json(path, instead="restore it, or delete it") if path.is_file() else None
 
 
 def _quality_by_figures(figures: dict[str, Any]) -> str:

@@ -131,13 +131,18 @@ export class Panel {
     return next ? { text: next.text, weights: false } : {};
   }
 
+  /** What is known of a piece; undefined while it is not translated. */
+  resultOf(index) {
+    return this.results.get(this.pieces[index]?.text);
+  }
+
   isDoubtful(index) {
     const { doubt } = this.model;
-    return Boolean(doubt) && this.results.get(this.pieces[index].text)?.logProbability < doubt.threshold;
+    return Boolean(doubt) && this.resultOf(index)?.logProbability < doubt.threshold;
   }
 
   error(index) {
-    return this.results.get(this.pieces[index].text)?.error;
+    return this.resultOf(index)?.error;
   }
 
   receive({ id, ready, failure, error, result }) {
@@ -175,15 +180,14 @@ export class Panel {
 
   /** How sure the model is of the sentence under the cursor, and how many others are doubtful. */
   tellDoubt() {
-    const sure = this.current < 0 ? undefined : this.results.get(this.pieces[this.current].text)?.logProbability;
+    const sure = this.resultOf(this.current)?.logProbability;
     const of = this.total() > 1 ? ` of ${this.place(this.current).toLowerCase()}` : "";
-    const parts = sure === undefined ? [] : [`Mean log-probability of a token${of}: ${sure.toFixed(2).replace("-", "−")}.`];
+    const parts = sure === undefined ? [] : [`Mean log-probability of a token${of}: ${inText(sure)}.`];
     const doubtful = [...this.pieces.keys()].filter((index) => this.isDoubtful(index));
     if (doubtful.length) {
       const { threshold, share } = this.model.doubt;
-      const limit = threshold.toFixed(2).replace("-", "−");
       const which = this.total() > 1 ? `${doubtful.length} of ${this.total()} translations are doubtful (dotted)` : "It is doubtful";
-      parts.push(`${which}: below ${limit}, ${Math.round(100 * share)} % of such translations were bad.`);
+      parts.push(`${which}: below ${inText(threshold)}, ${Math.round(100 * share)} % of such translations were bad.`);
     }
     this.find(".doubt").textContent = parts.join(" ");
   }
@@ -205,7 +209,7 @@ export class Panel {
   problems() {
     const numbers = [...this.pieces.keys()];
     const failed = numbers.filter((index) => this.error(index));
-    const cut = numbers.filter((index) => this.results.get(this.pieces[index].text)?.cut);
+    const cut = numbers.filter((index) => this.resultOf(index)?.cut);
     const others = (list) => (list.length > 1 ? ` So it is with ${list.length - 1} more.` : "");
     const found = [];
     if (failed.length) found.push(`${this.place(failed[0])} was not translated: ${this.error(failed[0])}${others(failed)}`);
@@ -224,4 +228,9 @@ export class Panel {
     status.textContent = text;
     status.classList.toggle("wrong", wrong && text !== "");
   }
+}
+
+/** A log-probability as it is printed. */
+function inText(number) {
+  return number.toFixed(2).replace("-", "−");
 }
