@@ -14,20 +14,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from sacrebleu.metrics import CHRF
 
-from reluformer.configuration.recipe import DataConfig
-from reluformer.configuration.recipe_parser import RECIPES_FOLDER, load_recipe
 from reluformer.export.running import load_translator
-from reluformer.records.records import run_record, write_json
-from reluformer.training.data.corpus import load_split
-from reluformer.translating.readers import text_lines
-from reluformer.translating.shipped import FIGURES_FILE
+from reluformer.records.records import run_record
 from reluformer.translating.translation import Translator
 
 BAD_BELOW = 40  # chrF
@@ -38,30 +33,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from benchmarks import ship  # which measures a new model by this file
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", type=Path, nargs="+", help="models/NAME, whose recipe has the name with underscores")
+    parser.add_argument("folders", type=Path, nargs="+", help="models/NAME")
     parser.add_argument("--multi30k", type=Path, default=Path("data/multi30k"), help="default: data/multi30k")
     options = parser.parse_args(arguments)
-    records = [run_record(None, folder.name, None) for folder in options.folders]  # before a file of git is written to
-    for folder, record in zip(options.folders, records, strict=True):
-        data = load_recipe(RECIPES_FOLDER / f"{folder.name.replace('-', '_')}.yaml").data
-        doubt = record | measure(folder, data, options.multi30k)
-        figures = json.loads((folder / FIGURES_FILE).read_text(encoding="utf-8")) | {"doubt": doubt}
-        write_json(folder / FIGURES_FILE, figures)
-        ship.renew_section(folder, figures)
+    for folder in options.folders:
+        texts = ship.sentences_to_validate(ship.data_of(folder), options.multi30k)
+        doubt = run_record(None, folder.name, None) | measure(folder, texts)
+        ship.renew_figure(folder, "doubt", doubt)
         print(folder, json.dumps({name: doubt[name] for name in ("threshold", "Tatoeba", "Multi30k")}))
     return 0
 
 
-def measure(folder: Path, data: DataConfig, multi30k: Path) -> dict[str, Any]:
-    """The threshold, and for each validation text how many of its translations are below it, and how many are bad."""
+def measure(folder: Path, texts: Mapping[str, tuple[list[str], list[str]]]) -> dict[str, Any]:
+    """The threshold, and for each text how many of its translations are below it, and how many are bad.
+
+    texts: sources and references by name; those of Tatoeba choose the threshold.
+    """
     translator = load_translator(folder / "onnx", num_beams=1, split="none", scores=True)
-    pairs, _ = load_split(data, "validation")
-    texts = {
-        "Tatoeba": (list(pairs["source"]), list(pairs["target"])),
-        "Multi30k": tuple(
-            list(text_lines(multi30k / f"val.{side}.gz")) for side in (data.source_language, data.target_language)
-        ),
-    }
     scored = {name: scores_and_bad(translator, *sides) for name, sides in texts.items()}
     threshold = threshold_of(*scored["Tatoeba"])
     counts = {name: counts_of(*each, threshold) for name, each in scored.items()}

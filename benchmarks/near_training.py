@@ -12,17 +12,13 @@ folder's figures.json, and the section of its card.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from reluformer.configuration.recipe_parser import RECIPES_FOLDER, load_recipe
-from reluformer.records.records import write_json
 from reluformer.training.data.corpus import load_split
 from reluformer.training.scoring.metrics import score_translations
-from reluformer.translating.shipped import FIGURES_FILE
 from reluformer.translating.translation import Translator
 
 Words = tuple[str, ...]
@@ -32,17 +28,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from benchmarks import ship  # which measures a new model by this file
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", type=Path, nargs="+", help="models/NAME, whose recipe has the name with underscores")
+    parser.add_argument("folders", type=Path, nargs="+", help="models/NAME")
     for folder in parser.parse_args(arguments).folders:
-        data = load_recipe(RECIPES_FOLDER / f"{folder.name.replace('-', '_')}.yaml").data
+        data = ship.data_of(folder)
         train, test = (load_split(data, split)[0] for split in ("train", "test"))
         translate = Translator.from_pretrained(folder, device="cpu", split="none")
-        figures = json.loads((folder / FIGURES_FILE).read_text(encoding="utf-8"))
         pairs = list(test["source"]), list(test["target"])
-        figures["near_training"] = measure(translate(pairs[0]), pairs, train["source"])
-        write_json(folder / FIGURES_FILE, figures)
-        ship.renew_section(folder, figures)
-        print(folder, figures["near_training"])
+        found = measure(translate(pairs[0]), pairs, train["source"])
+        ship.renew_figure(folder, "near_training", found)
+        print(folder, found)
     return 0
 
 

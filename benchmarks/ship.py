@@ -41,7 +41,7 @@ from reluformer.export.running import load_translator
 from reluformer.hub_cards.card import PICTURES, render_card
 from reluformer.hub_cards.publishing import copy_with_code
 from reluformer.hub_cards.space import SYSTEM_OF_GRAPHS
-from reluformer.records.records import git_state, run_record, write_json
+from reluformer.records.records import run_record, write_json
 from reluformer.training.data.corpus import load_split
 from reluformer.training.run.run_folder import CARD_FILE, RECIPE_FILE
 from reluformer.training.scoring.metrics import score_translations
@@ -99,7 +99,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     folder, idle = options.output, os.getloadavg()[0] < _BUSY
-    measured_commit = git_state(Path(__file__))  # before the folder, which git knows, is written to
     if (options.run is None) != (options.twin is None):
         parser.error("--run and --twin belong together; without both, the graphs of --output are made anew")
     if options.published is not None:
@@ -115,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             write_model(options.run, folder)
         figures = measure(options.run, options.twin, folder, options.multi30k, idle)
         write_card(options.run, folder, figures)
-    write_json(folder / FIGURES_FILE, figures | measured_commit)
+    write_json(folder / FIGURES_FILE, figures)
     print(f"{folder}: {_megabytes(folder.rglob('*')):.1f} MB")
     if not idle:
         print("Other programs were computing on this machine: no seconds were measured. Run it again when it is idle.")
@@ -186,7 +185,7 @@ def measure(run: Path, twin: Path, folder: Path, multi30k: Path, idle: bool) -> 
         "scores": scores,
         "seconds": seconds_of_a_sentence(folder, ours, sources[:_TIMED]) if idle else {},
         "javascript": beside_javascript(folder / "onnx", sources[:_COMPARED], idle),
-        "doubt": doubt.measure(folder, data, multi30k),
+        "doubt": doubt.measure(folder, sentences_to_validate(data, multi30k)),
         "near_training": near_training.measure(
             translated["this model, 5 beams", "Tatoeba"], tests["Tatoeba"], load_split(data, "train")[0]["source"]
         ),
@@ -197,9 +196,8 @@ def measure(run: Path, twin: Path, folder: Path, multi30k: Path, idle: bool) -> 
 def measure_graphs(folder: Path, multi30k: Path, idle: bool) -> dict[str, Any]:
     """The figures of a folder, of which those that its files give without the runs are measured anew: the scores of the
     graphs, seconds, and JavaScript beside Python."""
-    figures = json.loads((folder / FIGURES_FILE).read_text(encoding="utf-8"))
-    recipe = figures["recipe"]
-    data = load_recipe(RECIPES_FOLDER / f"{recipe}.yaml").data
+    figures = figures_of(folder)
+    recipe, data = figures["recipe"], data_of(folder)
     tests = sentences_to_test(data, multi30k)
     sources, _ = tests["Tatoeba"]
     measured, _ = scores_of({SYSTEM_OF_GRAPHS: lambda texts: javascript.in_python(folder / "onnx", texts)}, tests)
@@ -214,16 +212,41 @@ def measure_graphs(folder: Path, multi30k: Path, idle: bool) -> dict[str, Any]:
         "scores": [new.get((each["system"], each["test"]), each) for each in figures["scores"]],
         "seconds": seconds_of_a_sentence(folder, ours, sources[:_TIMED]) if idle else {},
         "javascript": beside_javascript(folder / "onnx", sources[:_COMPARED], idle),
-        "doubt": doubt.measure(folder, data, multi30k),
+        "doubt": doubt.measure(folder, sentences_to_validate(data, multi30k)),
     }
 
 
+def figures_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / FIGURES_FILE).read_text(encoding="utf-8"))
+
+
+def data_of(folder: Path) -> DataConfig:
+    """Of the recipe that a model of models/ was trained by."""
+    return load_recipe(RECIPES_FOLDER / f"{figures_of(folder)['recipe']}.yaml").data
+
+
+def renew_figure(folder: Path, name: str, value: Any) -> None:
+    """Puts one figure in the place of an older one, and into the section of the card."""
+    figures = figures_of(folder) | {name: value}
+    write_json(folder / FIGURES_FILE, figures)
+    renew_section(folder, figures)
+
+
 def sentences_to_test(data: DataConfig, multi30k: Path) -> Tests:
-    tatoeba, _ = load_split(data, "test")
+    return _sentences(data, "test", multi30k / "test2016")
+
+
+def sentences_to_validate(data: DataConfig, multi30k: Path) -> Tests:
+    return _sentences(data, "validation", multi30k / "val")
+
+
+def _sentences(data: DataConfig, split: str, multi30k: Path) -> Tests:
+    """Of Tatoeba by the recipe, and of Multi30k by its files without the names of the languages."""
+    tatoeba, _ = load_split(data, split)
     languages = data.source_language, data.target_language
     return {
         "Tatoeba": (list(tatoeba["source"]), list(tatoeba["target"])),
-        "Multi30k": tuple(list(text_lines(multi30k / f"test2016.{language}.gz")) for language in languages),
+        "Multi30k": tuple(list(text_lines(Path(f"{multi30k}.{language}.gz"))) for language in languages),
     }
 
 

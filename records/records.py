@@ -23,8 +23,11 @@ import torch
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.records.redaction import without_secrets
 
-# In the checkout: results, and the pages and pictures generated from them.
-WRITTEN_BY_MEASUREMENTS = ("benchmarks/results", "benchmarks/*.md", "docs/reproduction*")
+# In the checkout: results, the pages and pictures generated from them, and what `benchmarks.ship` writes of a model.
+WRITTEN_BY_MEASUREMENTS = (
+    *("benchmarks/results", "benchmarks/*.md", "docs/reproduction*"),
+    *("models/*/figures.json", "models/*/README.md", "models/*/onnx/*"),
+)
 PACKAGES = (
     *("reluformer", "torch", "triton", "transformers", "accelerate", "datasets", "tokenizers", "safetensors"),
     *("sacrebleu", "sacremoses", "entmax", "numpy"),

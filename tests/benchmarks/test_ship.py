@@ -167,7 +167,8 @@ def test_the_graphs_of_a_folder_are_made_and_measured_anew(folder, figures, monk
     (folder / "onnx" / "encoder_model.onnx").write_bytes(b"damaged")
     tests = {test: (["eins", "zwei"], ["one", "two"]) for test in ("Tatoeba", "b")}
     monkeypatch.setattr(ship, "sentences_to_test", lambda data, multi30k: tests)
-    monkeypatch.setattr(doubt, "measure", lambda *given: {"threshold": None})
+    monkeypatch.setattr(ship, "sentences_to_validate", lambda data, multi30k: tests)
+    monkeypatch.setattr(doubt, "measure", lambda folder, texts: {"threshold": None})
     monkeypatch.setattr(javascript, "INSTALLED", folder / "none")
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     assert ship.main(["--output", str(folder)]) == 0
