@@ -75,6 +75,17 @@ __attribute__((always_inline)) inline void transpose_block(Floats (&block)[kLane
   exchange<1>(block, EachLane());
 }
 
+// kLanes rows of so many numbers, `stride` apart: the columns.
+template <typename Number>
+__attribute__((always_inline)) inline void load_transposed(const Number* first, int64_t stride,
+                                                           Floats (&block)[kLanes]) {
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) {
+    block[i] = load(first + i * stride);
+  }
+  transpose_block(block);
+}
+
 // Two rows of results as pairs; of float, one after the other.
 inline void store_pair(const Matrix<float>& to, int64_t row, int64_t column, Floats first, Floats second) {
   store(to.data + to.layout.place(row, column), first);
@@ -162,12 +173,7 @@ void transpose(const Matrix<const Number>& from, const Size& size, bool pairs, c
   Floats block[kLanes];
   for (int64_t row = 0; row < size.rows; row += kLanes) {
     for (int64_t column = 0; column < size.columns; column += kLanes) {
-      const Number* first = from.data + from.layout.place(row, column);
-#pragma GCC unroll 16
-      for (int i = 0; i < kLanes; ++i) {
-        block[i] = load(first + i * from.layout.row);
-      }
-      transpose_block(block);
+      load_transposed(from.data + from.layout.place(row, column), from.layout.row, block);
 #pragma GCC unroll 8
       for (int i = 0; i < kLanes; i += 2) {
         if (pairs) {
@@ -393,12 +399,7 @@ void write_transposed(const Matrix<const float>& values, const Size& size, const
   for (int64_t row = 0; row < size.rows; row += kLanes) {
     const int64_t count = smaller(kLanes, size.rows - row);
     for (int64_t column = 0; column < size.columns; column += kLanes) {
-      const float* first = values.data + values.layout.place(column, row);
-#pragma GCC unroll 16
-      for (int i = 0; i < kLanes; ++i) {
-        block[i] = load(first + i * values.layout.row);
-      }
-      transpose_block(block);
+      load_transposed(values.data + values.layout.place(column, row), values.layout.row, block);
       Scalar* target = to.data + row * to.layout.row + column;
       if (count == kLanes && column + kLanes <= size.columns) {
 #pragma GCC unroll 16
