@@ -32,7 +32,7 @@ const isDone = (part) => part.querySelector(".map table") && !part.querySelector
 const models = [...document.querySelectorAll(".model")];
 return models.length && models.every(isDone);
 """
-# What stands on the page now, with what was typed and chosen, and without what needs a script or another file.
+# What stands on the page now, with what was typed and chosen, and without what needs a script. page.css has its styles.
 COPY = """
 const copy = document.documentElement.cloneNode(true);
 const values = [...document.querySelectorAll("textarea, select")];
@@ -42,7 +42,7 @@ copy.querySelectorAll("textarea, select").forEach((each, at) => {
 });
 copy.querySelectorAll("textarea, select, input, button").forEach((each) => { each.disabled = true; });
 copy.querySelector("header p").textContent = "A copy of the page for one text: it does not translate.";
-copy.querySelectorAll("script, link, meta[http-equiv]").forEach((each) => each.remove());
+copy.querySelectorAll("script, template, link[rel=icon], meta[http-equiv]").forEach((each) => each.remove());
 return "<!doctype html>\\n" + copy.outerHTML;
 """
 
@@ -84,10 +84,9 @@ def wait_until(browser: webdriver.Chrome, script: str, patience: float = _PATIEN
     WebDriverWait(browser, patience).until(lambda _: browser.execute_script(script))
 
 
-def static_copy(browser: webdriver.Chrome, page: Path) -> str:
-    """The page as it stands in the browser, as one file of HTML with its styles."""
-    style = (page / "page.css").read_text(encoding="utf-8")
-    return browser.execute_script(COPY).replace("</head>", f"<style>\n{style}</style>\n</head>", 1) + "\n"
+def static_copy(browser: webdriver.Chrome) -> str:
+    """The page as it stands in the browser, as HTML beside which page.css must lie."""
+    return browser.execute_script(COPY) + "\n"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -102,7 +101,7 @@ def main(arguments: list[str] | None = None) -> int:
         wait_until(browser, SETTLED)
         resize(browser, options.width, browser.execute_script("return document.documentElement.scrollHeight"))
         if options.output.suffix == ".html":
-            options.output.write_text(static_copy(browser, options.page), encoding="utf-8")
+            options.output.write_text(static_copy(browser), encoding="utf-8")
         else:
             browser.save_screenshot(str(options.output))
     print(options.output)

@@ -53,6 +53,12 @@ def test_a_reader_can_search_and_choose_light_or_dark(site):
         assert 'role="search"' in text and 'class="theme-toggle"' in text
 
 
+def test_the_copy_of_the_browsers_page_has_the_styles_of_the_page(site):
+    copy = (site / "_static" / "demo.html").read_text(encoding="utf-8")
+    assert '<link rel="stylesheet" href="page.css">' in copy and "<script" not in copy
+    assert (site / "_static" / "page.css").read_text() == (ROOT / "hub_cards/static/page.css").read_text()
+
+
 def test_nothing_is_loaded_from_the_network(site):
     loads = re.compile(r"""(?:<link [^>]*href=|src=|url\(\s*|@import\s+)["']?(?:https?:)?//""")
     files = [path for end in ("html", "css") for path in site.rglob(f"*.{end}")]
