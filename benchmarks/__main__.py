@@ -17,7 +17,7 @@ from pathlib import Path
 
 from transformers.utils import logging
 
-from benchmarks import attention, decoder, translating, translation, vision, zeros
+from benchmarks import attention, decoder, translating, translation, vision, without_library, zeros
 from benchmarks.measurement_file import PAGES, RESULTS
 from benchmarks.pages import write_pages
 from reluformer.commands.main import exit_status
@@ -28,6 +28,7 @@ MORE = [
     translating.TYPES_BENCHMARK,
     translating.AVX2_BENCHMARK,
     attention.AVX2_BENCHMARK,
+    without_library.BENCHMARK,
 ]
 BENCHMARKS = {benchmark.file: benchmark for benchmark in (*ALL, *MORE)}
 

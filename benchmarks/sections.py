@@ -41,6 +41,8 @@ from benchmarks.translating import CTRANSLATE2, OURS_BY_TYPE
 from benchmarks.translation import MARIAN, MARIAN_SMOOTHED, OURS_UNREGULARIZED, VANILLA
 from benchmarks.translation import OURS as RELUFORMER
 from benchmarks.vision import VIT
+from benchmarks.without_library import LIBRARY
+from benchmarks.without_library import WITHOUT as WITHOUT_LIBRARY
 
 
 def attention(result: Result) -> Iterator[str]:
@@ -100,6 +102,22 @@ def attention_with_avx2(result: Result) -> Iterator[str]:
             "ours, of the product", lambda cell, ours=ours: f"{cell['gflops'][ours] / cell['gflops'][PRODUCT]:.2f}"
         )
         yield from shown(cells, [*facts, *speeds, share, ratio(ours, SDPA)])
+
+
+def attention_without_library(result: Result) -> Iterator[str]:
+    """What is lost on a machine that cannot build the library."""
+    yield (
+        "Without a compiler, on Windows, or with `RELUFORMER_COMPILED=0`, attention is computed by PyTorch's own operators, and "
+        "`Translator` runs `generate`."
+    )
+    tasks = groups(result["cells"], "task")
+    yield from said(result, f"Attention, 8 heads of 64; training has S and T. {FASTER}")
+    facts = [fact("length", "tokens"), fact("batch"), fact("dtype", "type"), fact("pass")]
+    ratios = [ratio(LIBRARY, WITHOUT_LIBRARY), ratio(LIBRARY, SDPA)]
+    yield from shown(tasks["attention",], [*facts, *ratios])
+    yield from said(result, f"Translating sentences in float32, random weights. {FASTER}")
+    facts = [fact("shape", "model"), fact("beams"), fact("sentences"), time(LIBRARY)]
+    yield from shown(tasks["translation",], [*facts, time(WITHOUT_LIBRARY), ratio(LIBRARY, WITHOUT_LIBRARY)])
 
 
 def _short_lengths(result: Result) -> Iterator[str]:
@@ -383,6 +401,7 @@ SECTIONS: Mapping[str, Mapping[str, Section]] = {
     "ATTENTION": {
         "attention": ("Attention alone", attention),
         "attention-avx2": ("Attention with AVX2 alone", attention_with_avx2),
+        "without-library": ("Without the compiled library", attention_without_library),
         "memory": ("Peak memory of a training step", memory),
         "loss": ("The loss without logits", loss),
     },

@@ -82,7 +82,7 @@ def measure(cell: Names, options: argparse.Namespace) -> Names:
     search = Search(cell["beams"], new_tokens)
     ours = build(OURS, shape, 0.0, options.seed).eval()
     steps: dict[str, Callable[[], Any]] = {
-        name: _our_step(_without_end(ours, compute), sources, search) for compute, name in OURS_BY_TYPE.items()
+        name: our_step(without_end(ours, compute), sources, search) for compute, name in OURS_BY_TYPE.items()
     }
     marian = build(MARIAN, shape, 0.0, options.seed).eval()
     steps[MARIAN] = generation_step(marian, batch, new_tokens, "float32", cell["beams"])
@@ -96,14 +96,14 @@ def measure(cell: Names, options: argparse.Namespace) -> Names:
     return {"source_tokens": sum(map(len, sources)), "new_tokens": new_tokens, **record}
 
 
-def _without_end(model: Any, compute: str) -> FastTranslationModel:
+def without_end(model: Any, compute: str) -> FastTranslationModel:
     """Translations of it are as long as they may be."""
     fast = FastTranslationModel(model, compute)
     fast.end = -1
     return fast
 
 
-def _our_step(model: FastTranslationModel, sources: list[list[int]], search: Search) -> Callable[[], Any]:
+def our_step(model: FastTranslationModel, sources: list[list[int]], search: Search) -> Callable[[], Any]:
     return torch.inference_mode()(lambda: _checked([each.ids for each in model.translate(sources, search)], search))
 
 
