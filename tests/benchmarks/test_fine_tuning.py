@@ -1,0 +1,36 @@
+"""The curve of fine-tuning: what is trained, that the better rate is chosen on validation, and that nothing is trained
+twice."""
+
+import gzip
+import json
+
+import pytest
+
+from benchmarks import fine_tuning
+
+
+@pytest.mark.slow
+def test_a_quick_run_trains_every_kind_once_and_keeps_its_scores(tmp_path, monkeypatch):
+    sentences = {"de": "Ein Mann schläft in einem Zimmer {}.", "en": "A man sleeps in a room {}."}
+    for name in ("multi30k/train", "multi30k/val", "multi30k/test2016", "tatoeba/val"):
+        for language, sentence in sentences.items():
+            path = tmp_path / "data" / f"{name}.{language}.gz"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(gzip.compress("".join(f"{sentence.format(n)}\n" for n in range(30)).encode()))
+    monkeypatch.setattr(fine_tuning, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(fine_tuning, "LORA_BATCH", 4)
+    command = ["--quick", "--data", str(tmp_path / "data"), "--output", str(tmp_path)]
+    assert fine_tuning.main(command) == 0
+    result = json.loads((tmp_path / "fine-tuning-cpu.json").read_text(encoding="utf-8"))
+    assert [(row["start"], row["seed"]) for row in result["rows"]] == [
+        (start, seed) for start in ("base", "new", "lora") for seed in (1, 1, 2)
+    ]
+    assert result["before"].keys() == {"validation", "test", "tatoeba"}
+    for start in ("base", "new", "lora"):
+        first, second, again = (row for row in result["rows"] if row["start"] == start)
+        assert [first["rate"], second["rate"]] == list(fine_tuning.RATES[start])
+        assert again["rate"] == max((first, second), key=lambda row: row["scores"]["validation"])["rate"]
+        assert again["chosen"] and first["chosen"] == (first["rate"] == again["rate"])
+    monkeypatch.setattr(fine_tuning, "train_by_recipe", None)  # a second run must not need it
+    monkeypatch.setattr(fine_tuning, "train_with_lora", None)
+    assert fine_tuning.main(command) == 0
