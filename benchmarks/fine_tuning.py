@@ -25,8 +25,8 @@ from typing import Any
 import torch
 import yaml
 
-from benchmarks.measurement_file import RESULTS, circumstances
-from reluformer.records.records import write_json
+from benchmarks.measurement_file import RESULTS
+from reluformer.records.records import run_record, write_json
 from reluformer.training.scoring.metrics import score_translations
 from reluformer.translating.readers import text_lines
 from reluformer.translating.translation import Translator
@@ -49,7 +49,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=RESULTS, help="default: benchmarks/results/")
     parser.add_argument("--quick", action="store_true", help="two updates, few sentences; means nothing")
     options = parser.parse_args(arguments)
-    options.seed = SEEDS[0]
     texts = read_texts(options.data, at_most=20 if options.quick else None)
     updates, rows = {}, []
     for pairs in PAIRS[:1] if options.quick else PAIRS:
@@ -58,7 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for start in ("base", "new", *(("lora",) if pairs == LORA_PAIRS or options.quick else ())):
             rows += runs_of(start, pairs, updates[pairs], recipes.get(start), texts)
     before = scores_of(BASE, texts)
-    result = {**circumstances(options), "base": BASE, "before": before, "updates": updates, "rows": rows}
+    record = run_record("python -m benchmarks.fine_tuning", None, SEEDS[0])
+    result = {**record, "base": BASE, "before": before, "updates": updates, "rows": rows}
     print(write_json(options.output / "fine-tuning-cpu.json", result))
     return 0
 
