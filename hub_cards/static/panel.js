@@ -45,7 +45,7 @@ export class Panel {
     this.worker = new Worker("worker.js", { type: "module", name: folder });
     this.worker.onmessage = ({ data }) => this.receive(data);
     this.worker.onerror = (event) => this.fail(`The model cannot run: ${event.message ?? "its script did not load"}`);
-    this.say("The model loads …");
+    this.say("The model loads …", false);
     document.getElementById("models").append(part);
   }
 
@@ -223,7 +223,7 @@ export class Panel {
     this.say(text, true);
   }
 
-  say(text, wrong = false) {
+  say(text, wrong) {
     const status = this.find(".status");
     status.textContent = text;
     status.classList.toggle("wrong", wrong && text !== "");
