@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from benchmarks.attention import DTYPES, HEAD_DIM, LENGTHS, PASSES, PLAIN, SDPA, WITH_STATISTICS
+from benchmarks.attention import DTYPES, HEAD_DIM, PASSES, PLAIN, SDPA, WITH_STATISTICS
 from benchmarks.gpu import attention as gpu_attention
 from benchmarks.gpu import page as gpu_page
 from benchmarks.markdown import table
@@ -39,7 +39,7 @@ class Quoted:
     """A pair of evidence.yaml, as a sentence quotes it.
 
     `softmax` and `relu`: by how much either is ahead; `low` and `high`: the 95 % interval of softmax's lead; `theirs`
-    and `ours`: mean scores; `seeds` and `p` in words.
+    and `ours`: mean scores; `seeds` and `p` in words; `cpu_time`: of ours, as a multiple of theirs.
     """
 
     def __init__(self, name: str) -> None:
@@ -61,6 +61,11 @@ class Quoted:
     def p(self) -> str:
         return p_in_words(evidence.comparison(self._pair).p_value)
 
+    @property
+    def cpu_time(self) -> float:
+        theirs, ours = evidence.core_seconds(self._pair)
+        return ours / theirs
+
 
 class SeedPairs:
     """In how many pairs of one seed softmax is ahead, and how sure that is."""
@@ -78,13 +83,27 @@ class CpuSpeeds:
         rows = overview_rows()
         self.models = len(rows)
         self.training, self.use = (reach([row.ratios[name, "float32"] for row in rows]) for name in ("training", "use"))
+        self.highest = f"{max(row.ratios['training', 'float32'] for row in rows):.2f}"
+        self.without_dropout = f"{document_training(MARIAN)['0.0']:.2f}"
+
+
+class GpuSpeeds:
+    """One H100 with the default regulariser, in bfloat16: whole trainings, and attention compared with two others."""
+
+    def __init__(self) -> None:
+        self.model = reach(gpu_training(RELUFORMER).values())
+        attention = read_result(RESULTS / "gpu/attention.json")
+        self.flash, self.cudnn = (
+            reach(gpu_ratios(attention, BOTH, WITH_STATISTICS, rival))
+            for rival in (gpu_attention.FLASH, gpu_attention.CUDNN)
+        )
 
 
 class _Figures(dict):
     """What a sentence of the verdict names is computed when it is asked for: some pairs take seconds."""
 
     def __missing__(self, name: str) -> object:
-        made = {"pairs": SeedPairs, "cpu": CpuSpeeds}.get(name)
+        made = {"pairs": SeedPairs, "cpu": CpuSpeeds, "gpu": GpuSpeeds}.get(name)
         self[name] = made() if made else Quoted(name)
         return self[name]
 
@@ -186,25 +205,45 @@ def quality_by_dropout() -> str:
     return quality_table(BY_DROPOUT, "BLEU on Multi30k", "ReLU or ReLU²")
 
 
-GAMMAS = {
-    "sentences, ReLU": "sentences_end_relu_dropout_0.1",
-    "sentences, ReLU²": "sentences_end_relu2_lambda_0.1_dropout_0.1",
-    "documents of 512 tokens, ReLU": "documents_end_relu_512",
-    "documents of 512 tokens, ReLU, γ kept from training on 128 tokens": "documents_fixed_512",
-    "language models, ReLU": "lm_relu_attention_pre_gelu_lambda_0.01",
-    "language models, ReLU²": "lm_relu2_attention_lambda_0.01",
+# Models and their data sets → a row of each.
+MODELS = {
+    ("sentences, ReLU", "Multi30k and Tatoeba, German → English"): "sentences_end_relu_dropout_0.1",
+    ("sentences, ReLU²", "the same"): "sentences_end_relu2_lambda_0.1_dropout_0.1",
+    ("documents of 512 tokens, ReLU", "Europarl, Italian → English"): "documents_end_relu_512",
+    ("… γ kept from training on 128 tokens", "the same"): "documents_fixed_512",
+    ("language models, ReLU", "Python source of 25 packages"): "lm_relu_attention_pre_gelu_lambda_0.01",
+    ("language models, ReLU²", "the same"): "lm_relu2_attention_lambda_0.01",
+    ("images in 49 patches, ReLU", "Fashion-MNIST"): "vit_relu_alpha_1.0_L49",
 }
 
 
-def gamma_table() -> str:
-    """γ and λ of the default configuration, and of what was trained."""
+def models_table() -> str:
+    """γ and λ of the default configuration, and of what was trained, with data sets and sizes; softmax has the same."""
     default = ReLUFormerConfig()
-    rows = [["**the default**", f"{default.attention_gamma:g}", f"{default.regularization_weight:g}"]]
-    for label, name in GAMMAS.items():
-        model = load_rows(evidence.SIZE).rows[name].recipe["model"]
-        weight = model.get("regularization_weight", default.regularization_weight)
-        rows.append([label, f"{model.get('attention_gamma', default.attention_gamma):g}", f"{weight:g}"])
-    return "\n".join(table(("models", "γ", "λ"), rows, numbers=True)) + "\n"
+    rows = [["**the default**", "", "", "", f"{default.attention_gamma:g}", f"{default.regularization_weight:g}"]]
+    trainings, places = load_rows(evidence.SIZE).rows, Places.of(evidence.SIZE)
+    for (label, data), name in MODELS.items():
+        results = (read_training(Task(trainings[name], seed, places)) for seed in evidence.SEEDS)
+        result = next(result for result in results if result)
+        model, parameters = result["recipe"]["model"], result["training"]["parameters"]
+        rows.append([label, data, _shape(model), f"{parameters / 1e6:.1f} M", *_gamma_and_lambda(model)])
+    header = ("models", "data", "layers × width", "parameters", "γ", "λ")
+    return "\n".join(table(header, rows)) + "\n"
+
+
+def _shape(model: Mapping[str, Any]) -> str:
+    if "d_model" in model:
+        return f"{model['encoder_layers']} + {model['decoder_layers']} × {model['d_model']}"
+    return f"{model['num_hidden_layers']} × {model['hidden_size']}"
+
+
+def _gamma_and_lambda(model: Mapping[str, Any]) -> list[str]:
+    """As the recipe of a model gives them, or else its preset: that of images divides by the length in place of γ."""
+    if "attention_gamma" in model:
+        return [f"{model['attention_gamma']:g}", f"{model['regularization_weight']:g}"]
+    preset = ReLUFormerConfig.from_preset(model["preset"])
+    assert preset.attention_scaling == "length", model
+    return ["none: divided by n", f"{preset.regularization_weight:g}"]
 
 
 def claims_table() -> str:
@@ -230,7 +269,7 @@ class ModelSpeed(NamedTuple):
 def overview_rows() -> list[ModelSpeed]:
     """All models of which the same class was timed with softmax, by kind and length."""
     rows = []
-    for words, inputs in (("short sentences", "multi30k-like"), ("documents of 1,024 tokens", "1,024 tokens")):
+    for words, inputs in TEXTS.items():
         where = {"shape": "wide", "inputs": inputs}
         name, pair = f"translation, {words}", (RELUFORMER, VANILLA)
         rows.append(_overview(name, "translation", "end-to-end", "generation", pair, where))
@@ -245,6 +284,7 @@ def overview_rows() -> list[ModelSpeed]:
     return rows
 
 
+TEXTS = {"short sentences": "multi30k-like", "documents of 1,024 tokens": "1,024 tokens"}
 PATCHES = (49, 196, 784)
 CONTEXTS = (128, 1024, 4096)
 # By whose shape they have: Transformers' classes.
@@ -336,6 +376,13 @@ def equal_threads(file: str, inputs: str | None = None) -> dict[str, list[float]
     }
 
 
+def batches(file: str, inputs: str) -> str:
+    """How many texts were translated at once, and with how many beams."""
+    cells = [cell for cell in read_result(RESULTS / f"{file}-cpu.json")["cells"] if cell["inputs"] == inputs]
+    texts, beams = (sorted({cell[name] for cell in cells}) for name in ("sentences", "beams"))
+    return f"{texts[0]} to {texts[-1]} at once, {' or '.join(map(str, beams))} beams"
+
+
 SENTENCES = "multi30k-like"
 
 
@@ -370,23 +417,33 @@ def _attention_lines(names: Sequence[str]) -> list[list[str]]:
         for file, told in measured_attention().items():
             cpu, _, held = told.partition(",")
             found = attention_cells(file, ours, which, "float32")
-            ratios = {length: ratio["median"] for length, ratio in found.items() if length >= LENGTHS[0]}
-            words = f" ({held.strip()}, from {min(ratios)} tokens on)" if held else ""
-            cells[cpu] = f"[{reach(ratios.values())}](when_to_use.md#speed-by-length){words}"
-        words = f"attention alone, {task}, float32, {LENGTHS[0]} to {LENGTHS[-1]:,} tokens (slower below on the Xeon)"
-        rows.append([words, "softmax (`sdpa`)", *cells.values()])
+            ratios = {length: ratio["median"] for length, ratio in found.items()}
+            lengths = f"{min(ratios):,} to {max(ratios):,} tokens"
+            if min(ratios.values()) < 1:
+                lengths += f", above 1 from {faster_from(ratios)} on"
+            words = f"; {held.strip()}" if held else ""
+            cells[cpu] = f"[{reach(ratios.values())}](when_to_use.md#speed-by-length) ({lengths}{words})"
+        rows.append([f"attention alone, {task}, float32", "softmax (`sdpa`)", *cells.values()])
     return rows
 
 
+def faster_from(ratios: Mapping[int, float]) -> int:
+    """The length from which on ReLU is faster at every longer one, too."""
+    slower = max(length for length, ratio in ratios.items() if ratio <= 1)
+    return min(length for length in ratios if length > slower)
+
+
 def _translating_lines(names: Sequence[str]) -> list[list[str]]:
-    """Beside CTranslate2: a processor with all its instructions, and one that is held to AVX2."""
+    """Compared with CTranslate2: a processor with all its instructions, and one that is held to AVX2."""
     link = "evidence.md#translating-beside-ctranslate2"
     full, held = (read_result(RESULTS / f"{file}-cpu.json") for file in ("translating", "translating-avx2"))
     rows = []
     for dtype in reversed(tuple(CTRANSLATE2)):
         cells = dict.fromkeys(names, "not measured")
-        cells[processor(full)] = f"[{reach(better_threads('translating', SENTENCES)[dtype])}]({link})"
-        cells[processor(held)] = f"[{reach(equal_threads('translating-avx2')[dtype])}]({link}) (limited to AVX2)"
+        ratios = reach(better_threads("translating", SENTENCES)[dtype])
+        cells[processor(full)] = f"[{ratios}]({link}) ({batches('translating', SENTENCES)})"
+        ratios = reach(equal_threads("translating-avx2", SENTENCES)[dtype])
+        cells[processor(held)] = f"[{ratios}]({link}) ({batches('translating-avx2', SENTENCES)}; limited to AVX2)"
         rows.append([f"translating sentences, {dtype}", f"CTranslate2, {dtype}", *cells.values()])
     return rows
 
@@ -401,15 +458,11 @@ def speed_on_a_gpu() -> str:
         rows.append([f"attention alone, training, {length}", rival, *ratios])
     for rival in (gpu_attention.FLASH, gpu_attention.CUDNN):
         ratio = f"[{reach(gpu_ratios(attention, FORWARD, PLAIN, rival))}]({link})"
-        rows.append([f"attention alone, inference, {length}", rival, "not needed", ratio])
-    small = [f"[{reach(gpu_training(ours))}]({link})" for ours in (RELUFORMER, OURS_UNREGULARIZED)]
-    rows.append(
-        [
-            "training a small translation model, on sentences and on documents of 1,024 tokens",
-            "the same model with softmax",
-            *small,
-        ]
-    )
+        rows.append([f"attention alone, inference, {length}", rival, "no regulariser at inference", ratio])
+    both = [gpu_training(ours) for ours in (RELUFORMER, OURS_UNREGULARIZED)]
+    for lengths, words in (("sentences", "sentences"), ("1,024 tokens", "documents of 1,024 tokens")):
+        ratios = [f"[{ratios[lengths]:.2f}]({link})" for ratios in both]
+        rows.append([f"training a small translation model on {words}", "the same model with softmax", *ratios])
     header = ("ReLU on one H100", "compared with", "with the default regulariser (λ = 0.01)", "without (λ = 0)")
     return "\n".join(table(header, rows)) + "\n"
 
@@ -420,31 +473,41 @@ def gpu_ratios(result: Mapping[str, Any], which: str, ours: str, rival: str) -> 
     return [ms[rival] / ms[ours] for ms in cells if rival in ms]
 
 
-def gpu_training(ours: str) -> list[float]:
-    """Of single sentences and of documents of 1,024 tokens: target tokens a second over those of the class with
-    softmax."""
+def gpu_training(ours: str) -> dict[str, float]:
+    """By lengths of the texts: target tokens a second over those of the class with softmax."""
     every = read_result(RESULTS / "gpu/models.json")["cells"]
     cells = [cell for cell in every if cell["cell"]["task"] == "training" and not cell["cell"]["compiled"]]
     speeds = {(cell["cell"]["lengths"], cell["cell"]["model"]): cell["a_second"] for cell in cells}
     lengths = dict.fromkeys(length for length, _ in speeds)
-    return [speeds[length, ours] / speeds[length, VANILLA] for length in lengths]
+    return {length: speeds[length, ours] / speeds[length, VANILLA] for length in lengths}
 
 
-def marian_with_and_without_dropout() -> str:
-    """Training on documents of 1,024 tokens beside MarianMTModel: what attention dropout makes of it."""
+def with_and_without_dropout() -> str:
+    """Training on documents of 1,024 tokens: what attention dropout makes of it."""
+    rivals = {"the same model with softmax": VANILLA, "`MarianMTModel` (softmax)": MARIAN}
+    ratios = {words: document_training(rival) for words, rival in rivals.items()}
+    dropouts = sorted(ratios["`MarianMTModel` (softmax)"], reverse=True)
+    rows = (
+        [words, *(f"{of[dropout]:.2f}" if dropout in of else "not measured" for dropout in dropouts)]
+        for words, of in ratios.items()
+    )
+    header = (
+        "training on documents of 1,024 tokens, float32, compared with",
+        *(f"attention dropout {each}" for each in dropouts),
+    )
+    return "\n".join(table(header, rows, numbers=True)) + "\n"
+
+
+def document_training(rival: str) -> dict[str, float]:
+    """Attention dropout → how many times as fast as the rival, in float32 on documents of 1,024 tokens."""
     result = read_result(RESULTS / "end-to-end-cpu.json")
     where = {"task": "training", "shape": "wide", "inputs": "1,024 tokens", "dtype": "float32"}
-    rows = [
-        [f"{cell['attention_dropout']}", f"{cell['speedups'][RELUFORMER][MARIAN]['median']:.2f}"]
-        for cell in result["cells"]
-        if where.items() <= cell.items()
-    ]
-    return (
-        "\n".join(
-            table(("attention dropout", "times as fast as MarianMTModel with softmax, float32"), rows, numbers=True)
-        )
-        + "\n"
-    )
+    cells = (cell for cell in result["cells"] if where.items() <= cell.items())
+    return {
+        str(cell["attention_dropout"]): cell["speedups"][RELUFORMER][rival]["median"]
+        for cell in cells
+        if rival in cell["speedups"][RELUFORMER]
+    }
 
 
 def translating_table() -> str:
@@ -453,20 +516,21 @@ def translating_table() -> str:
     told = {
         "each at its better number of threads": ("translating", better_threads, SENTENCES),
         "equal numbers of threads": ("translating", equal_threads, SENTENCES),
-        "both limited to AVX2, two threads each": ("translating-avx2", equal_threads, None),
+        "both limited to AVX2, two threads each": ("translating-avx2", equal_threads, SENTENCES),
     }
     rows = []
     for words, (file, compute, inputs) in told.items():
         ratios = compute(file, inputs)
         cpu = processor(read_result(RESULTS / f"{file}-cpu.json"))
-        rows.append([cpu, words, *(reach(ratios[dtype]) for dtype in ("int8", "float32")), str(len(ratios["int8"]))])
-    return "\n".join(table(("processor", "threads", "int8", "float32", "cells"), rows)) + "\n"
+        spans = (reach(ratios[dtype]) for dtype in ("int8", "float32"))
+        rows.append([cpu, words, batches(file, inputs), *spans, str(len(ratios["int8"]))])
+    return "\n".join(table(("processor", "threads", "texts", "int8", "float32", "cases"), rows)) + "\n"
 
 
 TABLES: dict[str, Callable[[], str]] = {
     "verdict": verdict_table,
     "claims": claims_table,
-    "gamma and lambda": gamma_table,
+    "trained models": models_table,
     "speed on a CPU": speed_on_a_cpu,
     "speed on a GPU": speed_on_a_gpu,
     "quality by length": quality_by_length,
@@ -474,6 +538,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "quality by dropout": quality_by_dropout,
     "speed of models": overview_table,
     "speed of attention": attention_table,
-    "attention dropout and speed": marian_with_and_without_dropout,
+    "attention dropout and speed": with_and_without_dropout,
     "speed of translating": translating_table,
 }

@@ -13,6 +13,7 @@ from statistics import fmean
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from benchmarks import deciding
@@ -24,8 +25,9 @@ from benchmarks.studies.parser import load_rows
 from benchmarks.studies.scores import STATISTICS
 from benchmarks.studies.tasks import Places, Task
 from benchmarks.studies.tasks import read_result as read_training
+from benchmarks.translation import INPUTS
 from benchmarks.translation import OURS as RELUFORMER
-from reluformer.analysis.drawing import BLACK, GREY, RELU, SOFTMAX, TEAL, finish, new_figure
+from reluformer.analysis.drawing import BLACK, GREY, PURPLE, RELU, SOFTMAX, TEAL, finish, new_figure
 
 IMAGES = ROOT / "docs/images"
 WIDTH, DPI = 9.6, 125  # 1,200 pixels
@@ -45,53 +47,71 @@ def _title(axes: Axes, text: str) -> None:
 
 # At a glance
 
+# A panel for each unit: pairs of evidence.yaml, and what they are called.
 GLANCE_QUALITY = {
-    "multi30k": "sentences, Multi30k (BLEU)",
-    "tatoeba": "sentences, Tatoeba (BLEU)",
-    "by_sentence": "documents, by sentences (BLEU)",
-    "documents_512": "documents, 512 tokens (BLEU)",
-    "pictures_49": "pictures, 49 patches (%)",
-    "pictures_196": "pictures, 196 patches (%)",
-    "language_gelu": "language model (perplexity)",
+    "BLEU": {
+        "multi30k": "sentences, Multi30k",
+        "tatoeba": "sentences, Tatoeba",
+        "relu2_multi30k": "sentences, Multi30k, ReLU²",
+        "by_sentence": "documents, split into sentences",
+        "documents_512": "documents of 512 tokens",
+    },
+    "accuracy, points": {"pictures_49": "images, 49 patches", "pictures_196": "images, 196 patches"},
+    "perplexity": {
+        "language_gelu": "language model, FFN with GELU",
+        "language_relu2": "ReLU², FFN with ReLU",
+    },
 }
+LIMITS = {"BLEU": 3.2, "accuracy, points": 3.2, "perplexity": 1.6}
 Points = Sequence[tuple[float, float]]
 
 
 def at_a_glance() -> Path:
-    """Left: by how many points softmax or ReLU is ahead. Right: how many times as fast ReLU is."""
-    figure = new_figure(WIDTH, 5.0)
-    quality, speed = figure.subplots(1, 2)
-    _quality_at_a_glance(quality)
-    _speed_at_a_glance(speed)
+    """Left: by how much softmax or ReLU is ahead, a panel for each unit. Right: how many times as fast ReLU is."""
+    figure = new_figure(WIDTH, 6.4)
+    left, right = figure.subfigures(1, 2, width_ratios=(1.02, 1))
+    panels = left.subplots(len(GLANCE_QUALITY), 1, height_ratios=[len(rows) + 0.6 for rows in GLANCE_QUALITY.values()])
+    for axes, (unit, rows) in zip(panels, GLANCE_QUALITY.items(), strict=True):
+        _quality_at_a_glance(axes, unit, rows)
+    _title(panels[0], "Quality compared with softmax")
+    marks = [_names_of_marks(GREY)[0], _names_of_marks(GREY)[1], _name_of_interval(GREY)]
+    left.legend(handles=marks, fontsize=8.5, frameon=False, ncols=3, loc="outside lower center")
+    axes = right.subplots()
+    _speed_at_a_glance(axes)
+    each = Line2D([], [], color=GREY, marker="|", linestyle="", markersize=10, markeredgewidth=2)
+    each.set_label("one measured case (orange: softmax is faster)")
+    right.legend(handles=[each], fontsize=8.5, frameon=False, loc="outside lower center")
     return _write(figure, "at_a_glance")
 
 
-def _quality_at_a_glance(axes: Axes) -> None:
+def _quality_at_a_glance(axes: Axes, unit: str, rows: Mapping[str, str]) -> None:
     """An interval of three seeds as a line; of fewer seeds, each of them."""
-    for row, name in enumerate(GLANCE_QUALITY):
+    for row, name in enumerate(rows):
         pair = evidence.BY_NAME[name]
-        found, sign = evidence.comparison(pair), -1 if STATISTICS[pair.score].lower_is_better else 1
-        each = [sign * one for one in found.each]
-        lead = fmean(each)
-        color = RELU if lead > 0 else SOFTMAX
+        found, better = evidence.comparison(pair), -1 if STATISTICS[pair.score].lower_is_better else 1
+        color = RELU if better * fmean(found.each) > 0 else SOFTMAX
         if found.has_seeds:
-            ends = [sign * end for end in found.interval(95)]
-            axes.plot(ends, [row, row], color=color, linewidth=4, alpha=0.4, solid_capstyle="butt")
-        _draw_seeds(axes, [(lead, row)], [[(one, row) for one in each]], color, CIRCLE)
-        words = f"{evidence.signed(lead)}  ({evidence.SEEDS_IN_WORDS[len(each)]})"
-        axes.annotate(words, (lead, row), (0, 8), textcoords="offset points", ha="center", fontsize=9)
+            axes.plot(found.interval(95), [row, row], color=color, linewidth=4, alpha=0.4, solid_capstyle="butt")
+        _draw_seeds(axes, [(fmean(found.each), row)], [[(one, row) for one in found.each]], color, CIRCLE)
+        _beside(axes, row, evidence.signed(fmean(found.each)))
+    limit = LIMITS[unit]
+    axes.set_xlim(*((limit, -limit) if unit.startswith("perplexity") else (-limit, limit)))
     axes.axvline(0, color=BLACK, linewidth=1)
-    axes.set_yticks(range(len(GLANCE_QUALITY)), list(GLANCE_QUALITY.values()), fontsize=9.5)
-    axes.set_ylim(len(GLANCE_QUALITY) - 0.4, -0.7)
-    axes.set_xlim(-4, 2)
-    axes.set_xlabel("← softmax ahead   points   ReLU ahead →", fontsize=9.5)
-    _title(axes, "Quality beside softmax")
-    line = Line2D([], [], color=SOFTMAX, linewidth=4, alpha=0.4, label="95 % interval")
-    axes.legend(handles=[*_names_of_marks(SOFTMAX), line], fontsize=9, frameon=False, ncols=3, **BELOW)
+    axes.set_yticks(range(len(rows)), list(rows.values()), fontsize=9)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlabel(f"← softmax ahead     {unit}     ReLU ahead →", fontsize=8.5)
     finish(axes)
 
 
-BELOW = {"loc": "upper center", "bbox_to_anchor": (0.3, -0.13), "handletextpad": 0.4, "columnspacing": 1.2}
+def _beside(axes: Axes, row: int, words: str) -> None:
+    """Right of the axes, where nothing is drawn."""
+    axes.annotate(
+        words, (1.03, row), xycoords=("axes fraction", "data"), va="center", fontsize=9, annotation_clip=False
+    )
+
+
+def _name_of_interval(color: str) -> Line2D:
+    return Line2D([], [], color=color, linewidth=4, alpha=0.4, label="95 % interval")
 
 
 def _draw_seeds(axes: Axes, means: Points, seeds: Sequence[Points], color: str, marker: str) -> None:
@@ -120,32 +140,36 @@ def _names_of_marks(color: str) -> list[Line2D]:
 
 
 def _speed_at_a_glance(axes: Axes) -> None:
-    """From the slowest to the fastest of what was measured, with a mark each."""
+    """A mark for each case that was measured, from the slowest to the fastest."""
     attention = read_result(RESULTS / "gpu/attention.json")
-    rows = deciding.overview_rows()
+    rows, sentences = deciding.overview_rows(), deciding.SENTENCES
+    full, held = (
+        deciding.better_threads("translating", sentences),
+        deciding.equal_threads("translating-avx2", sentences),
+    )
     reaches = {
         "CPU: train a model": [row.ratios["training", "float32"] for row in rows],
         "CPU: inference": [row.ratios["use", "float32"] for row in rows],
-        "CPU: translate in int8,\nbeside CTranslate2": deciding.better_threads("translating", deciding.SENTENCES)[
-            "int8"
-        ],
-        "H100: train a small model": deciding.gpu_training(RELUFORMER),
-        "H100: train attention,\nbeside FlashAttention-2": deciding.gpu_ratios(attention, BOTH, WITH_STATISTICS, FLASH),
-        "H100: train attention,\nbeside cuDNN": deciding.gpu_ratios(attention, BOTH, WITH_STATISTICS, CUDNN),
+        "Xeon: translate, int8,\nvs. CTranslate2": full["int8"],
+        "Xeon: … float32": full["float32"],
+        "EPYC, AVX2: translate,\nint8, vs. CTranslate2": held["int8"],
+        "EPYC, AVX2: … float32": held["float32"],
+        "H100: train a small model": list(deciding.gpu_training(RELUFORMER).values()),
+        "H100: train attention,\nvs. FlashAttention-2": deciding.gpu_ratios(attention, BOTH, WITH_STATISTICS, FLASH),
+        "H100: train attention,\nvs. cuDNN": deciding.gpu_ratios(attention, BOTH, WITH_STATISTICS, CUDNN),
     }
     for row, ratios in enumerate(reaches.values()):
         low, high = min(ratios), max(ratios)
         axes.plot([low, high], [row, row], color=GREY, linewidth=1.5, zorder=1)
         for ratio in ratios:
             axes.plot(ratio, row, "|", color=RELU if ratio > 1 else SOFTMAX, markersize=12, markeredgewidth=2)
-        middle, words = ((low * high) ** 0.5, row), f"{low:.2f} to {high:.2f}"
-        axes.annotate(words, middle, (0, 9), textcoords="offset points", ha="center", fontsize=9)
-    axes.set_yticks(range(len(reaches)), list(reaches), fontsize=9.5)
-    axes.set_ylim(len(reaches) - 0.4, -0.7)
-    _ratio_axis(axes, "x", (0.5, 0.75, 1, 1.5, 2))
-    axes.set_xlim(0.47, 2.3)
-    axes.set_xlabel("← softmax faster      ReLU faster →", fontsize=9.5)
-    _title(axes, "Speed beside softmax")
+        _beside(axes, row, f"{low:.2f} to {high:.2f}")
+    axes.set_yticks(range(len(reaches)), list(reaches), fontsize=9)
+    axes.set_ylim(len(reaches) - 0.5, -0.5)
+    _ratio_axis(axes, "x", (0.5, 1, 2, 4))
+    axes.set_xlim(0.48, 5.4)
+    axes.set_xlabel("← softmax faster      ReLU faster →", fontsize=8.5)
+    _title(axes, "Speed compared with softmax")
     finish(axes)
 
 
@@ -222,15 +246,18 @@ def quality_by_updates() -> Path:
         course.fill_between(steps, list(map(min, lead)), list(map(max, lead)), color=color, alpha=0.15, linewidth=0)
     finished.annotate("half the\nlearning rate", (800, 2.55), (12, -14), textcoords="offset points", fontsize=9)
     finished.set_ylabel("BLEU of ReLU minus that of softmax", fontsize=9)
-    finished.set_xlabel("updates of a complete run (Tatoeba is drawn a little to the right)", fontsize=9)
-    _title(finished, "Test score of complete runs (bar: 95 %)")
+    finished.set_xlabel("updates (Tatoeba is drawn a little to the right)", fontsize=9)
+    _title(finished, "Test score of complete runs")
     course.set_ylabel("loss of softmax minus that of ReLU, nats", fontsize=9)
-    course.set_xlabel("updates done, of 10,000", fontsize=9)
-    _title(course, "Validation loss (band: three seeds)")
+    course.set_xlabel("updates", fontsize=9)
+    _title(course, "Validation loss during the longest runs")
     for axes in (finished, course):
         axes.axhline(0, color=BLACK, linewidth=1)
         axes.set_xlim(0, 10_500)
-        axes.legend(frameon=False, fontsize=9, title="above 0, ReLU is ahead", title_fontsize=9)
+        marks = [*axes.get_legend_handles_labels()[0], *_names_of_marks(GREY), _name_of_interval(GREY)]
+        if axes is course:
+            marks[2:] = [Patch(color=GREY, alpha=0.15, linewidth=0, label="from the lowest seed to the highest")]
+        axes.legend(handles=marks, frameon=False, fontsize=8.5, title="above 0: ReLU is ahead", title_fontsize=9)
         axes.xaxis.set_major_formatter("{x:,.0f}")
         finish(axes)
     return _write(figure, "quality_by_updates")
@@ -257,7 +284,7 @@ def quality_by_dropout() -> Path:
         scores = {at: each for at, each in scores.items() if each}
         _draw_line(axes, scores, color, marker, name)
     axes.set_xticks((0.1, 0.2, 0.3))
-    axes.set_xlabel("dropout of 0.1, 0.2 or 0.3 (marks are set side by side)", fontsize=9)
+    axes.set_xlabel("dropout (0.1, 0.2 or 0.3; marks are drawn side by side)", fontsize=9)
     axes.set_ylabel("BLEU on Multi30k", fontsize=9)
     axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
     _title(axes, "Multi30k after 10,000 updates (filled: mean of three seeds, empty: one seed)")
@@ -293,7 +320,8 @@ def speed_by_length() -> Path:
                         list(cells), ratios, line, color=color, marker=marker, markersize=5, label=f"{task}, {dtype}"
                     )
         _title(axes, f"Attention alone\n{name}")
-        _by_log_length(axes, sorted(deciding.attention_cells(file, PLAIN, FORWARD, "float32")))
+        lengths = deciding.attention_cells(file, PLAIN, FORWARD, "float32")
+        _by_log_length(axes, (min(lengths), max(lengths)))
         axes.legend(frameon=False, fontsize=8.5)
     _whole_models(whole)
     alone[0].set_ylabel("times as fast as softmax", fontsize=9)
@@ -301,24 +329,34 @@ def speed_by_length() -> Path:
 
 
 def _whole_models(axes: Axes) -> None:
-    """Training, float32; images and two styles of language models at three lengths each."""
-    lengths = {"images": deciding.PATCHES, **dict.fromkeys(deciding.LANGUAGE_MODELS, deciding.CONTEXTS)}
-    for label, color, marker in zip(lengths, (RELU, TEAL, GREY), (CIRCLE, TRIANGLE, SQUARE), strict=True):
+    """Training, float32, by the length of the inputs."""
+    styles = {
+        "translation": ([INPUTS[name].mean for name in deciding.TEXTS.values()], PURPLE, DIAMOND),
+        "images": (deciding.PATCHES, RELU, CIRCLE),
+        **{
+            style: (deciding.CONTEXTS, color, marker)
+            for style, color, marker in zip(deciding.LANGUAGE_MODELS, (TEAL, GREY), (TRIANGLE, SQUARE), strict=True)
+        },
+    }
+    for label, (lengths, color, marker) in styles.items():
         rows = [row for row in deciding.overview_rows() if row.name.startswith(label)]
         ratios = [row.ratios["training", "float32"] for row in rows]
         words = f"{label}, {rows[0].processor}"
-        axes.plot(lengths[label], ratios, color=color, marker=marker, markersize=6, label=words)
+        axes.plot(lengths, ratios, color=color, marker=marker, markersize=6, label=words)
     _title(axes, "Training whole models\nfloat32")
-    _by_log_length(axes, (49, 196, 784, 4096))
-    axes.legend(frameon=False, fontsize=8.5)
+    _by_log_length(axes, (16, 4096))
+    axes.set_xlabel("tokens, or patches of an image", fontsize=9)
+    axes.legend(frameon=False, fontsize=8.5, loc="upper left")
 
 
-def _by_log_length(axes: Axes, lengths: Sequence[int]) -> None:
+def _by_log_length(axes: Axes, ends: tuple[int, int]) -> None:
+    """ends: the shortest and the longest length."""
     axes.set_xscale("log", base=2)
-    axes.set_xticks(lengths, [f"{length:,}" for length in lengths], fontsize=8, rotation=45)
+    ticks = [length for length in (16, 64, 256, 1024, 4096) if ends[0] <= length <= ends[1]]
+    axes.set_xticks(ticks, [f"{length:,}" for length in ticks], fontsize=9)
     axes.xaxis.set_minor_locator(NullLocator())
     _ratio_axis(axes, "y", (0.5, 0.75, 1, 1.5, 2, 3, 4, 6))
-    axes.set_xlabel("tokens (patches of an image)", fontsize=9)
+    axes.set_xlabel("tokens", fontsize=9)
     finish(axes)
 
 

@@ -89,7 +89,7 @@ def comparison(pair: Pair) -> Comparison | None:
 
 
 def how_sure(found: Comparison) -> str:
-    """Seeds, 95 % interval or p-value, and whether noise may be all of the difference."""
+    """Of three seeds, the 95 % interval; of one or two, the p-value of the test set, and of two what both seeds say."""
     seeds = SEEDS_IN_WORDS[len(found.each)]
     if found.items < FEWEST_ITEMS:
         return f"{seeds}; {found.noise}"
@@ -97,10 +97,10 @@ def how_sure(found: Comparison) -> str:
         low, high = found.interval(95)
         noise = ": within the noise" if found.noise else ""
         return f"{seeds}, 95 % interval {signed(low)} to {signed(high)}{noise}"
-    p_value = p_in_words(found.p_value)
-    if found.noise and found.p_value < SIGNIFICANT:  # then it is that of the seeds
-        return f"{seeds}: within their noise (test set alone: {p_value})"
-    return f"{seeds}, {p_value}" + (f": {found.noise}" if found.noise else "")
+    if len(found.each) > 1:
+        seeds += f", {'within' if found.seeds_disagree else 'beyond'} their noise"
+    test_set = ", within its noise" if found.p_value >= SIGNIFICANT else ""
+    return f"{seeds}; test set: {p_in_words(found.p_value)}{test_set}"
 
 
 def signed(number: float, digits: int = 2) -> str:
@@ -150,12 +150,15 @@ def _scores(score: str, results: Results) -> str:
 
 
 def _core_seconds(pair: Pair) -> str:
-    """Means of both sides; a dash where a result does not tell them, as older ones and those of a GPU."""
+    seconds = core_seconds(pair)
+    return "–" if seconds is None else " / ".join(f"{of_side:,.0f}" for of_side in seconds)
+
+
+def core_seconds(pair: Pair) -> tuple[float, float] | None:
+    """Means of theirs and of ours; None where a result does not tell them, as older ones and those of a GPU."""
     trained = [tasks for tasks in _tasks(pair) if all(read_result(task) for task in tasks)]
-    seconds = [[_cpu_seconds(tasks[side], read_result(tasks[side])) for tasks in trained] for side in (0, 1)]
-    if any(None in of_side for of_side in seconds):
-        return "–"
-    return " / ".join(f"{fmean(of_side):,.0f}" for of_side in seconds)
+    theirs, ours = ([_cpu_seconds(tasks[side], read_result(tasks[side])) for tasks in trained] for side in (0, 1))
+    return None if None in (*theirs, *ours) else (fmean(theirs), fmean(ours))
 
 
 def _cpu_seconds(task: Task, result: Mapping[str, Any] | None) -> float | None:

@@ -215,8 +215,13 @@ class Comparison:
             return "within the noise of seeds and test set" if low <= 0 <= high else None
         if self.p_value >= SIGNIFICANT:
             return "within the noise of the test set"
+        return "within the noise of the seeds" if self.seeds_disagree else None
+
+    @property
+    def seeds_disagree(self) -> bool:
+        """Whether the seeds point both ways, or their standard deviation is at least their mean."""
         apart = len(self.each) > 1 and abs(self.difference) <= stdev(self.each)
-        return "within the noise of the seeds" if apart or min(self.each) < 0 < max(self.each) else None
+        return apart or min(self.each) < 0 < max(self.each)
 
     def words(self, unit: str = "") -> str:
         """The difference, that of each seed, and how sure it is: the 95 % interval over seeds and items, or else the

@@ -17,16 +17,18 @@ TABLE = Path(__file__).parents[2] / "docs" / "errors.md"
 _BEGINNING = """\
 # What wrong input does
 
-Written by `make error-table` from [the cases that the tests run](../tests/robustness/cases.py) with
-[these files](../tests/robustness/malformed_files.py). `…` stands for what differs between machines and versions.
-
-A command ends with status 2 and one line on stderr, which begins with `reluformer: error:`. In Python, a mistake raises an
-exception; the `UserError` of the training code is a `ValueError`. The model of these cases has 40 tokens, 64 positions and
-`d_model` 16, on a CPU: a GPU reports an id outside the vocabulary as a device-side assertion.
+Search this page for the words of your error message: the row says what was wrong. `…` stands for what differs between machines
+and versions. A command ends with status 2 and one line on stderr, which begins with `reluformer: error:`. In Python, a mistake
+raises an exception; the `UserError` of the training code is a `ValueError`.
 
 - Weights are read from safetensors alone; pickles are refused.
 - Code in a model's folder or repository is never executed: nothing here sets `trust_remote_code`.
 - A recipe is data: YAML tags and names of classes are refused.
+- The model of these cases has 40 tokens, 64 positions and `d_model` 16, on a CPU. A GPU reports an id outside the vocabulary as a
+  device-side assertion.
+
+`make error-table` writes this page from [the cases that the tests run](../tests/robustness/cases.py) with
+[these files](../tests/robustness/malformed_files.py).
 """
 
 
