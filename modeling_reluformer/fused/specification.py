@@ -22,8 +22,8 @@ STATISTICS = ("none", "sum", "sum+entropy")
 class Specification:
     """What `relu_attention` computes of query, key and value. Its options are the arguments of the same names there.
 
-    The fields stand in the order of the arguments of the operators, here and in C++
-    (compiled/attention/differentiation.h).
+    The fields stand in the order of the arguments of the operators; in C++ they follow from one list, at the beginning
+    of compiled/attention/differentiation.h.
 
     row_scale: r_i > 0, (batch, 1 or heads, queries), float32, or float64 where the query is; None: 1.
     cu_seqlens_q, cu_seqlens_k: int32 or int64 (sequences + 1,), where packed sequences start and end. batch is 1, the

@@ -196,10 +196,10 @@ void dispatch(at::ScalarType dtype, Function function) {
   function(*set.of_widened_bfloat16);
 }
 
-std::tuple<Tensor, Tensor, Tensor> forward(RELUFORMER_TENSORS, RELUFORMER_OPTIONS(int64_t)) {
-  TORCH_CHECK_VALUE(fits(query, key, value, row_scale, mask),
+std::tuple<Tensor, Tensor, Tensor> forward(RELUFORMER_PARAMETERS(int64_t)) {
+  TORCH_CHECK_VALUE(fits(query, key, value, row_scale, key_padding_mask),
                     "reluformer_cpu::attention: the tensors do not fit each other.");
-  const Call call = call_of(query, value, offset, seed, activation, scale, causal, query_offset, dropout, statistics);
+  const Call call = call_of(query, value, offset, seed, activation, scale, causal, query_offset, dropout_p, statistics);
   const Tensor output = empty_like_heads(query, value.size(3));
   const auto wide = query.options().dtype(at::kFloat);
   auto statistic = [&](int64_t level) {
@@ -208,8 +208,8 @@ std::tuple<Tensor, Tensor, Tensor> forward(RELUFORMER_TENSORS, RELUFORMER_OPTION
   const Tensor row_sum = statistic(1), row_sum_log = statistic(2);
   const Tensor q = side_by_side(query), k = side_by_side(key), v = side_by_side(value);
   const MaybeTensor scales = row_scale ? MaybeTensor(row_scale->contiguous()) : std::nullopt;
-  const MaybeTensor real = mask ? MaybeTensor(mask->contiguous()) : std::nullopt;
-  const Pieces pieces = pieces_of(q, k, real ? real->const_data_ptr<bool>() : nullptr, edges_q, edges_k);
+  const MaybeTensor real = key_padding_mask ? MaybeTensor(key_padding_mask->contiguous()) : std::nullopt;
+  const Pieces pieces = pieces_of(q, k, real ? real->const_data_ptr<bool>() : nullptr, cu_seqlens_q, cu_seqlens_k);
   dispatch(query.scalar_type(), [&](const auto& kernels) {
     using Scalar = typename std::decay_t<decltype(kernels)>::Scalar;
     const reluformer::Inputs<Scalar> in{heads_of<const Scalar>(q), heads_of<const Scalar>(k), heads_of<const Scalar>(v),
@@ -240,19 +240,19 @@ void write_key_gradients(const reluformer::Kernels<Scalar, Number>& kernels, con
 }
 
 std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_output, const MaybeTensor& grad_sum,
-                                            const MaybeTensor& grad_sum_log, RELUFORMER_TENSORS,
-                                            RELUFORMER_OPTIONS(int64_t)) {
-  TORCH_CHECK_VALUE(fits(query, key, value, row_scale, mask) && grad_output.scalar_type() == query.scalar_type(),
-                    "reluformer_cpu::attention_backward: the tensors do not fit each other.");
-  const Call call = call_of(query, value, offset, seed, activation, scale, causal, query_offset, dropout, statistics);
+                                            const MaybeTensor& grad_sum_log, RELUFORMER_PARAMETERS(int64_t)) {
+  TORCH_CHECK_VALUE(
+      fits(query, key, value, row_scale, key_padding_mask) && grad_output.scalar_type() == query.scalar_type(),
+      "reluformer_cpu::attention_backward: the tensors do not fit each other.");
+  const Call call = call_of(query, value, offset, seed, activation, scale, causal, query_offset, dropout_p, statistics);
   const Tensor grad_query = empty_like_heads(query, query.size(3)), grad_key = empty_like_heads(key, key.size(3)),
                grad_value = empty_like_heads(value, value.size(3));
   const Tensor q = side_by_side(query), k = side_by_side(key), v = side_by_side(value),
                incoming = side_by_side(grad_output);
   auto whole = [](const MaybeTensor& tensor) { return tensor ? MaybeTensor(tensor->contiguous()) : std::nullopt; };
-  const MaybeTensor scales = whole(row_scale), real = whole(mask), gains = whole(grad_sum),
+  const MaybeTensor scales = whole(row_scale), real = whole(key_padding_mask), gains = whole(grad_sum),
                     gains_log = whole(grad_sum_log);
-  const Pieces pieces = pieces_of(q, k, real ? real->const_data_ptr<bool>() : nullptr, edges_q, edges_k);
+  const Pieces pieces = pieces_of(q, k, real ? real->const_data_ptr<bool>() : nullptr, cu_seqlens_q, cu_seqlens_k);
   dispatch(query.scalar_type(), [&](const auto& kernels) {
     using Scalar = typename std::decay_t<decltype(kernels)>::Scalar;
     const reluformer::Inputs<Scalar> in{heads_of<const Scalar>(q), heads_of<const Scalar>(k), heads_of<const Scalar>(v),
@@ -286,13 +286,6 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_output, const May
 }
 
 }  // namespace
-
-#define RELUFORMER_SCHEMA                                                                                              \
-  "Tensor query, Tensor key, Tensor value, Tensor? row_scale, Tensor? key_padding_mask, Tensor? cu_seqlens_q, "        \
-  "Tensor? cu_seqlens_k, "                                                                                             \
-  "Tensor? offset, Tensor? seed, str activation, float scale, bool causal, SymInt query_offset, float dropout_p, str " \
-  "statistics) -> "                                                                                                    \
-  "(Tensor, Tensor, Tensor)"
 
 TORCH_LIBRARY(reluformer_cpu, library) {
   library.def("attention(" RELUFORMER_SCHEMA);

@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <type_traits>
 
 namespace {
 
@@ -17,16 +18,38 @@ using MaybeTensor = std::optional<Tensor>;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// The arguments of the operator; `Integer` is int64_t in a kernel, and c10::SymInt where torch traces.
-#define RELUFORMER_TENSORS                                                                                            \
-  const Tensor &query, const Tensor &key, const Tensor &value, const MaybeTensor &row_scale, const MaybeTensor &mask, \
-      const MaybeTensor &edges_q, const MaybeTensor &edges_k, const MaybeTensor &offset, const MaybeTensor &seed
-#define RELUFORMER_OPTIONS(Integer)                                                             \
-  std::string_view activation, double scale, bool causal, Integer query_offset, double dropout, \
-      std::string_view statistics
-#define RELUFORMER_ARGUMENTS                                                                                   \
-  query, key, value, row_scale, mask, edges_q, edges_k, offset, seed, activation, scale, causal, query_offset, \
-      dropout, statistics
+// The fields of `Specification` in fused/specification.py, in its order: the arguments of the operators behind query,
+// key and value. All that lists them follows from here: schema, parameters, and what is kept for the backward pass.
+// Integer: int64_t in a kernel, and c10::SymInt where torch traces.
+#define RELUFORMER_TENSOR_FIELDS(FIELD) \
+  FIELD(row_scale) FIELD(key_padding_mask) FIELD(cu_seqlens_q) FIELD(cu_seqlens_k) FIELD(offset) FIELD(seed)
+#define RELUFORMER_OPTION_FIELDS(FIELD, Integer) \
+  FIELD("str", std::string_view, activation)     \
+  FIELD("float", double, scale)                  \
+  FIELD("bool", bool, causal)                    \
+  FIELD("SymInt", Integer, query_offset)         \
+  FIELD("float", double, dropout_p)              \
+  FIELD("str", std::string_view, statistics)
+
+#define RELUFORMER_TENSOR_PARAMETER(name) , const MaybeTensor& name
+#define RELUFORMER_OPTION_PARAMETER(schema, Type, name) , Type name
+#define RELUFORMER_PARAMETERS(Integer)                                          \
+  const Tensor &query, const Tensor &key,                                       \
+      const Tensor &value RELUFORMER_TENSOR_FIELDS(RELUFORMER_TENSOR_PARAMETER) \
+          RELUFORMER_OPTION_FIELDS(RELUFORMER_OPTION_PARAMETER, Integer)
+
+#define RELUFORMER_TENSOR_ARGUMENT(name) , name
+#define RELUFORMER_OPTION_ARGUMENT(schema, Type, name) , name
+#define RELUFORMER_ARGUMENTS                                     \
+  query, key,                                                    \
+      value RELUFORMER_TENSOR_FIELDS(RELUFORMER_TENSOR_ARGUMENT) \
+          RELUFORMER_OPTION_FIELDS(RELUFORMER_OPTION_ARGUMENT, )
+
+#define RELUFORMER_TENSOR_SCHEMA(name) ", Tensor? " #name
+#define RELUFORMER_OPTION_SCHEMA(schema, Type, name) ", " schema " " #name
+#define RELUFORMER_SCHEMA                                                                     \
+  "Tensor query, Tensor key, Tensor value" RELUFORMER_TENSOR_FIELDS(RELUFORMER_TENSOR_SCHEMA) \
+      RELUFORMER_OPTION_FIELDS(RELUFORMER_OPTION_SCHEMA, ) ") -> (Tensor, Tensor, Tensor)"
 
 // With row scales, d r_i = [dO_i·O_i + gS_i S_i + gT_i (T_i + S_i)] / r_i
 Tensor gradient_of_scale(const Tensor& row_scale, const Tensor& grad_output, const MaybeTensor& grad_sum,
@@ -43,9 +66,9 @@ Tensor gradient_of_scale(const Tensor& row_scale, const Tensor& grad_output, con
   return row_scale.size(1) == 1 ? total.sum(1, true) : total;
 }
 
-using Forward = std::tuple<Tensor, Tensor, Tensor>(RELUFORMER_TENSORS, RELUFORMER_OPTIONS(c10::SymInt));
+using Forward = std::tuple<Tensor, Tensor, Tensor>(RELUFORMER_PARAMETERS(c10::SymInt));
 using Backward = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const MaybeTensor&, const MaybeTensor&,
-                                                    RELUFORMER_TENSORS, RELUFORMER_OPTIONS(c10::SymInt));
+                                                    RELUFORMER_PARAMETERS(c10::SymInt));
 
 template <typename Signature>
 const c10::TypedOperatorHandle<Signature>& operator_of(const char* name) {
@@ -53,38 +76,42 @@ const c10::TypedOperatorHandle<Signature>& operator_of(const char* name) {
   return handle;
 }
 
-// What the backward pass needs beside tensors, in one piece: entries of `saved_data` by name cost microseconds.
-struct Options : torch::CustomClassHolder {
-  Options(std::string_view activation, double scale, bool causal, c10::SymInt query_offset, double dropout,
-          std::string_view statistics)
-      : activation(activation),
-        statistics(statistics),
-        scale(scale),
-        dropout(dropout),
-        causal(causal),
-        query_offset(std::move(query_offset)) {}
-  std::string activation, statistics;
-  double scale, dropout;
-  bool causal;
-  c10::SymInt query_offset;
+// Where each tensor stands among those that are saved for the backward pass.
+#define RELUFORMER_SAVED_INDEX(name) , kSaved_##name
+enum Saved : size_t {
+  kSaved_query,
+  kSaved_key,
+  kSaved_value RELUFORMER_TENSOR_FIELDS(RELUFORMER_SAVED_INDEX),
+  kSavedInputs
 };
 
+// What the backward pass needs beside tensors, in one piece: entries of `saved_data` by name cost microseconds.
+template <typename Type>
+using Kept = std::conditional_t<std::is_same_v<Type, std::string_view>, std::string, Type>;
+#define RELUFORMER_OPTION_MEMBER(schema, Type, name) Kept<Type> name;
+struct Options : torch::CustomClassHolder {
+  RELUFORMER_OPTION_FIELDS(RELUFORMER_OPTION_MEMBER, c10::SymInt)
+};
+#define RELUFORMER_OPTION_COUNT(schema, Type, name) +1
+constexpr size_t kOptions = 0 RELUFORMER_OPTION_FIELDS(RELUFORMER_OPTION_COUNT, );
+
 struct Attention : torch::autograd::Function<Attention> {
-  static variable_list forward(AutogradContext* context, RELUFORMER_TENSORS, RELUFORMER_OPTIONS(c10::SymInt)) {
+  static variable_list forward(AutogradContext* context, RELUFORMER_PARAMETERS(c10::SymInt)) {
     at::AutoDispatchBelowADInplaceOrView below;
     auto [output, row_sum, row_sum_log] = operator_of<Forward>("reluformer_cpu::attention").call(RELUFORMER_ARGUMENTS);
     const bool wanted = row_scale && row_scale->requires_grad();
     auto or_none = [](const MaybeTensor& tensor) { return tensor ? *tensor : Tensor(); };
-    variable_list saved{
-        query,           key,          value, or_none(row_scale), or_none(mask), or_none(edges_q), or_none(edges_k),
-        or_none(offset), or_none(seed)};
+#define RELUFORMER_SAVED_TENSOR(name) , or_none(name)
+    variable_list saved{query, key, value RELUFORMER_TENSOR_FIELDS(RELUFORMER_SAVED_TENSOR)};
     if (wanted) {
       saved.insert(saved.end(), {output, row_sum, row_sum_log});
     }
     context->save_for_backward(std::move(saved));
     context->set_materialize_grads(false);
-    context->saved_data["options"] = c10::IValue::make_capsule(
-        c10::make_intrusive<Options>(activation, scale, causal, std::move(query_offset), dropout, statistics));
+    auto options = c10::make_intrusive<Options>();
+#define RELUFORMER_KEEP_OPTION(schema, Type, name) options->name = name;
+    RELUFORMER_OPTION_FIELDS(RELUFORMER_KEEP_OPTION, )
+    context->saved_data["options"] = c10::IValue::make_capsule(std::move(options));
     return {output, row_sum, row_sum_log};
   }
 
@@ -99,32 +126,33 @@ struct Attention : torch::autograd::Function<Attention> {
       return index <= wanted && incoming[index].defined() ? MaybeTensor(incoming[index]) : std::nullopt;
     };
     const MaybeTensor grad_sum = given(1), grad_sum_log = given(2);
+    const Tensor &query = saved[kSaved_query], &key = saved[kSaved_key], &value = saved[kSaved_value];
     const Tensor grad_output =
         incoming[0].defined()
             ? incoming[0]
-            : at::zeros_symint({saved[0].sym_size(0), saved[0].sym_size(1), saved[0].sym_size(2), saved[2].sym_size(3)},
-                               saved[0].options());
-    auto [query, key, value] =
+            : at::zeros_symint({query.sym_size(0), query.sym_size(1), query.sym_size(2), value.sym_size(3)},
+                               query.options());
+    variable_list gradients(kSavedInputs + kOptions);
+#define RELUFORMER_LOADED_TENSOR(name) , maybe(kSaved_##name)
+#define RELUFORMER_LOADED_OPTION(schema, Type, name) , options.name
+    std::tie(gradients[kSaved_query], gradients[kSaved_key], gradients[kSaved_value]) =
         operator_of<Backward>("reluformer_cpu::attention_backward")
-            .call(grad_output, grad_sum, grad_sum_log, saved[0], saved[1], saved[2], maybe(3), maybe(4), maybe(5),
-                  maybe(6), maybe(7), maybe(8), options.activation, options.scale, options.causal, options.query_offset,
-                  options.dropout, options.statistics);
-    Tensor scale;
-    if (saved.size() > 9) {
-      scale = gradient_of_scale(saved[3], grad_output, grad_sum, grad_sum_log, saved[9], saved[10], saved[11]);
+            .call(grad_output, grad_sum, grad_sum_log, query, key,
+                  value RELUFORMER_TENSOR_FIELDS(RELUFORMER_LOADED_TENSOR)
+                      RELUFORMER_OPTION_FIELDS(RELUFORMER_LOADED_OPTION, ));
+    if (saved.size() > kSavedInputs) {
+      const Tensor &output = saved[kSavedInputs], &row_sum = saved[kSavedInputs + 1],
+                   &row_sum_log = saved[kSavedInputs + 2];
+      gradients[kSaved_row_scale] =
+          gradient_of_scale(saved[kSaved_row_scale], grad_output, grad_sum, grad_sum_log, output, row_sum, row_sum_log);
     }
-    variable_list gradients(15);
-    gradients[0] = query;
-    gradients[1] = key;
-    gradients[2] = value;
-    gradients[3] = scale;
     return gradients;
   }
 };
 
 bool is_dual(const MaybeTensor& tensor) { return tensor && tensor->_fw_grad(0).defined(); }
 
-std::tuple<Tensor, Tensor, Tensor> attention_autograd(RELUFORMER_TENSORS, RELUFORMER_OPTIONS(c10::SymInt)) {
+std::tuple<Tensor, Tensor, Tensor> attention_autograd(RELUFORMER_PARAMETERS(c10::SymInt)) {
   TORCH_CHECK_NOT_IMPLEMENTED(!is_dual(query) && !is_dual(key) && !is_dual(value) && !is_dual(row_scale),
                               "relu_attention was given a dual tensor; its operator has no forward-mode derivative. "
                               "Use reverse mode (backward(), "
@@ -140,7 +168,7 @@ std::tuple<Tensor, Tensor, Tensor> attention_autograd(RELUFORMER_TENSORS, RELUFO
 
 struct AttentionBackward : torch::autograd::Function<AttentionBackward> {
   static variable_list forward(AutogradContext*, const Tensor& grad_output, const MaybeTensor& grad_sum,
-                               const MaybeTensor& grad_sum_log, RELUFORMER_TENSORS, RELUFORMER_OPTIONS(c10::SymInt)) {
+                               const MaybeTensor& grad_sum_log, RELUFORMER_PARAMETERS(c10::SymInt)) {
     at::AutoDispatchBelowADInplaceOrView below;
     auto [first, second, third] = operator_of<Backward>("reluformer_cpu::attention_backward")
                                       .call(grad_output, grad_sum, grad_sum_log, RELUFORMER_ARGUMENTS);
@@ -155,8 +183,8 @@ struct AttentionBackward : torch::autograd::Function<AttentionBackward> {
 };
 
 std::tuple<Tensor, Tensor, Tensor> backward_autograd(const Tensor& grad_output, const MaybeTensor& grad_sum,
-                                                     const MaybeTensor& grad_sum_log, RELUFORMER_TENSORS,
-                                                     RELUFORMER_OPTIONS(c10::SymInt)) {
+                                                     const MaybeTensor& grad_sum_log,
+                                                     RELUFORMER_PARAMETERS(c10::SymInt)) {
   if (!at::GradMode::is_enabled()) {
     at::AutoDispatchBelowADInplaceOrView below;
     return operator_of<Backward>("reluformer_cpu::attention_backward")

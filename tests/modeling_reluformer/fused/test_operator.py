@@ -1,6 +1,7 @@
 """The operators in torch's machinery: schema, compiler, checkpoints, autocast, derivatives."""
 
 import functools
+from dataclasses import fields
 
 import pytest
 import torch
@@ -45,6 +46,11 @@ def test_python_and_cpp_take_the_same_arguments():
         for operator in (pointwise_attention._opoverload, torch.ops.reluformer_cpu.attention.default)
     )
     assert ours == theirs and [name for name, _ in ours[3:]] == [part.split()[1] for part in SCHEMA.split(", ")]
+
+
+def test_the_arguments_of_the_operators_are_the_fields_in_their_order():
+    distinct = {field.name: object() for field in fields(Specification)}
+    assert Specification(**distinct).arguments() == tuple(distinct.values())
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": True, "query_offset": torch.tensor(2)}], ids=["full", "offset"])
