@@ -9,9 +9,11 @@ row scale r_i:
     S_i = sum_j weight_ij      T_i = sum_j weight_ij log weight_ij  so that the row entropy is H_i = log S_i - T_i / S_i
 
     visible(b, i, j) = key_padding_mask[b, j]  and  (j <= i + query_offset, if causal)  and  (same segment, if packed)
+                       and  (j > i + query_offset - window, in a sliding window)
     r_i = 1 / (gamma sqrt(n_i / 2))   variance (Eq. 6)        r_i = n_i^-alpha   length        r_i = 1   none
 
-n_i, the number of keys that query i can see, follows from one rule for padding, causality, caches and packed sequences.
+n_i, the number of keys that query i can see, follows from one rule for padding, causality, windows, caches and packed
+sequences.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ class Visibility:
     query_offset: number of keys before the first query (the length of the cache): int, or a tensor for a static cache.
     query_segments, key_segments: (batch, queries) and (batch, keys), sequence numbers from 1 of packed sequences.
     cu_seqlens: the `segment_ends`, where a path wants them: once for all layers, since they wait for the device.
-    given_mask: boolean (batch, 1, queries, keys), a whole mask given by the caller; replaces all of the above.
+    given_mask: boolean (batch, 1, queries, keys), a whole mask given by the caller; replaces all of the others.
+    window: of causal attention, whether key j is visible to query i only if j > i + query_offset - window. For example,
+        with 3 query 10 sees the keys 8, 9 and 10. None: all keys before it too.
     """
 
     key_padding_mask: Tensor | None = None
@@ -69,6 +73,7 @@ class Visibility:
     key_segments: Tensor | None = None
     cu_seqlens: tuple[Tensor, Tensor] | None = None
     given_mask: Tensor | None = None
+    window: int | None = None
 
     def dense(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
         """The mask as booleans that broadcast to (batch, heads, queries, keys); None where every key is visible."""
@@ -77,9 +82,12 @@ class Visibility:
         masks = []
         if self.key_padding_mask is not None:
             masks.append(self.key_padding_mask[:, None, None, :])
-        if self.causal and not self._hides_nothing(keys):
-            last_key = torch.arange(queries, device=device) + self.query_offset
-            masks.append(torch.arange(keys, device=device) <= last_key[None, None, :, None])
+        if self.causal and not self._hides_nothing(queries, keys):
+            last_key = (torch.arange(queries, device=device) + self.query_offset)[None, None, :, None]
+            key = torch.arange(keys, device=device)
+            masks.append(key <= last_key)
+            if self.window is not None:
+                masks.append(key > last_key - self.window)
         if self.query_segments is not None:
             masks.append((self.query_segments[:, :, None] == self.key_segments[:, None, :]).unsqueeze(1))
         return functools.reduce(torch.logical_and, masks) if masks else None
@@ -91,13 +99,13 @@ class Visibility:
             counts = self.given_mask[:, 0].sum(-1)
         elif self.query_segments is not None:
             counts = self._seen_in_causal_segments() if self.causal else self._segment_lengths()
-        elif self.causal and not self._hides_nothing(keys):
-            offset = within(self.query_offset, -queries, keys)
-            last = (torch.arange(queries, device=device) + offset).clamp(0, keys - 1).unsqueeze(0)
-            if self.key_padding_mask is None:
-                counts = last + 1
-            else:
-                counts = self.key_padding_mask.cumsum(-1).gather(1, last.expand(batch, -1))
+        elif self.causal and not self._hides_nothing(queries, keys):
+            offset = within(self.query_offset, -queries, keys if self.window is None else keys + self.window)
+            last = torch.arange(queries, device=device) + offset
+            counts = self._real_keys_up_to(last.clamp(0, keys - 1), batch)
+            if self.window is not None:
+                hidden = last - self.window
+                counts = counts - torch.where(hidden < 0, 0, self._real_keys_up_to(hidden.clamp(0, keys - 1), batch))
         elif self.key_padding_mask is not None:
             counts = self.key_padding_mask.sum(-1, keepdim=True)
         else:
@@ -127,13 +135,26 @@ class Visibility:
         ends = (torch.searchsorted(order, numbers, right=True) + rows * order.shape[1] for order in orders)
         return tuple(nn.functional.pad(each.flatten(), (1, 0)).int() for each in ends)
 
-    def _hides_nothing(self, keys: int) -> bool:
+    def _hides_nothing(self, queries: int, keys: int) -> bool:
         """Whether causality hides no key from any query: the usual case of one new token behind a growing cache."""
-        return keys == 0 or (isinstance(self.query_offset, int) and self.query_offset + 1 >= keys)
+        if keys == 0 or not isinstance(self.query_offset, int):
+            return keys == 0
+        in_window = self.window is None or self.window >= self.query_offset + queries
+        return in_window and self.query_offset + 1 >= keys
+
+    def _real_keys_up_to(self, last: Tensor, batch: int) -> Tensor:
+        """Number of real keys j <= last, (queries,), which are keys; (batch or 1, queries)."""
+        last = last.unsqueeze(0)
+        if self.key_padding_mask is None:
+            return last + 1
+        return self.key_padding_mask.cumsum(-1).gather(1, last.expand(batch, -1))
 
     def _seen_in_causal_segments(self) -> Tensor:
-        """Number of real keys from the start of each query's segment up to the query, (batch, queries)."""
+        """Number of real keys from the start of each query's segment, or of its window, up to the query, (batch,
+        queries)."""
         positions = positions_from_segments(self.query_segments)
+        if self.window is not None:
+            positions = positions.clamp_max(self.window - 1)
         if self.key_padding_mask is None:
             return positions + 1
         seen = self.key_padding_mask.cumsum(-1)

@@ -34,6 +34,7 @@ def relu_attention(
     alpha: float | None = None,
     row_scale: Tensor | None = None,
     causal: bool = False,
+    window: int | None = None,
     key_padding_mask: Tensor | None = None,
     activation: str = "relu",
     scale: float | None = None,
@@ -52,18 +53,18 @@ def relu_attention(
     Args:
         query: (batch, heads, queries, head_dim), any strides. float64, float32, bfloat16 or float16.
         key, value: (batch, key_heads, keys, head_dim), in the dtype of the query; neighbouring query heads share a head
-            of keys. NaN and infinity in a value reach each query that sees its key, and with `causal` earlier ones.
+            of keys. NaN and infinity in a value reach each query that sees its key, and with `causal` others.
         gamma: of the scaling "variance", r_i = 1 / (gamma sqrt(n_i / 2)) with n_i visible keys; 16 suits up to 1,024
             tokens. A number above 0, or a tensor () or (heads,), which gets a gradient.
         scaling, alpha: "variance"; "length", r_i = n_i^-alpha with alpha from 0 to 2, default 1; "none", r_i = 1.
         row_scale: in place of these three, r_i > 0 itself, (batch, 1 or heads, queries). Gets a gradient.
         causal: key j is visible to query i only if j <= i + query_offset. scale: default 1/sqrt(head_dim).
+        window: with causal, and only if j > i + query_offset - window, in time that follows the window, not the text.
         key_padding_mask: boolean (batch, keys), True for real tokens; padding may stand anywhere, and hold anything.
         activation: h, see `attention_reluformer.POINTWISE`. dropout_p: dropout of the weights, after the statistics.
         statistics: "none", "sum" (S) or "sum+entropy" (S and T).
         query_offset: keys before the first query; an int, or an integer tensor of no dimension (a static cache).
-        cu_seqlens_q, cu_seqlens_k: (sequences + 1,), where packed sequences start and end, see `Specification`; with
-            row_scale or scaling "none".
+        cu_seqlens_q, cu_seqlens_k: (sequences + 1,), see `Specification`; with row_scale or scaling "none".
 
     Returns:
         The output (batch, heads, queries, head_dim), in the dtype of the query; with statistics (output, S) or (output,
@@ -79,11 +80,10 @@ def relu_attention(
     offset = query_offset.to(query.device) if isinstance(query_offset, Tensor) else None
     keys_before = query_offset if offset is None else 0
     tensors = row_scale, key_padding_mask, cu_seqlens_q, cu_seqlens_k, offset, None
-    specification = Specification(*tensors, activation, scale, causal, keys_before, dropout_p, statistics)
+    specification = Specification(*tensors, activation, scale, causal, keys_before, window, dropout_p, statistics)
     specification.check(query, key, value)
-    specification = _with_row_scale(query, key, specification, scaling, gamma, alpha)
-    found = attend(query, key, value, specification)
-    return found[0] if len(found) == 1 else found
+    result = attend(query, key, value, _with_row_scale(query, key, specification, scaling, gamma, alpha))
+    return result[0] if len(result) == 1 else result
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, specification: Specification) -> tuple[Tensor, ...]:

@@ -36,14 +36,16 @@ SMALLEST_BLOCK = 16
 class _Block(NamedTuple):
     """Some queries of one sequence, and the keys that they see together.
 
-    number: of the block. last_key: of the first query, from the start of the sequence; None if not causal. hidden:
-    padding among the keys, boolean (batch, 1, 1, keys). scale: r, (batch, 1 or heads, rows, 1).
+    number: of the block. last_key: the last one that the first query sees, from the start of `keys`; None if not
+    causal. window: see `relu_attention`. hidden: padding among the keys, boolean (batch, 1, 1, keys). scale: r, (batch,
+    1 or heads, rows, 1).
     """
 
     rows: slice
     keys: slice
     number: int
     last_key: int | None
+    window: int | None
     hidden: Tensor | None
     scale: Tensor | None
 
@@ -61,7 +63,11 @@ class _Block(NamedTuple):
         """Puts zeros, in place, where the key is not visible."""
         if self.hidden is not None:
             weights.masked_fill_(self.hidden, 0.0)
-        return weights if self.last_key is None else weights.tril_(self.last_key)
+        if self.last_key is not None:
+            weights.tril_(self.last_key)
+        if self.window is not None:
+            weights.triu_(self.last_key - self.window + 1)
+        return weights
 
 
 def blockwise_forward(
@@ -129,20 +135,23 @@ def empty_like_heads(tensor: Tensor, features: int | None = None) -> Tensor:
 
 def _blocks(query: Tensor, key: Tensor, specification: Specification) -> Iterator[_Block]:
     offset, mask, scale = int(specification.keys_before), specification.key_padding_mask, specification.row_scale
-    number = itertools.count()
+    number, window = itertools.count(), specification.window
     for start, stop, first_key, end_key in _sequences(query, key, specification):
         keys = end_key - first_key
         bytes_per_query = query.shape[0] * query.shape[1] * max(1, keys) * query.dtype.itemsize
         size = max(SMALLEST_BLOCK, BYTES_PER_BLOCK // bytes_per_query)
         for begin in range(start, stop, size):
-            end, seen, last_key = min(begin + size, stop), keys, None
+            end, unseen, seen, last_key = min(begin + size, stop), 0, keys, None
             if specification.causal:
                 last_key = begin - start + offset
                 seen = max(0, min(keys, end - start + offset))
-            columns = slice(first_key, first_key + seen)
+            if window is not None:
+                unseen = max(0, min(seen, last_key - window + 1))
+                last_key -= unseen
+            columns = slice(first_key + unseen, first_key + seen)
             hidden = None if mask is None else ~mask[:, None, None, columns]
             row_scale = None if scale is None else scale[:, :, begin:end].unsqueeze(-1)
-            yield _Block(slice(begin, end), columns, next(number), last_key, hidden, row_scale)
+            yield _Block(slice(begin, end), columns, next(number), last_key, window, hidden, row_scale)
 
 
 def _sequences(query: Tensor, key: Tensor, specification: Specification) -> list[tuple[int, int, int, int]]:

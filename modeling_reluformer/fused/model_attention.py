@@ -50,6 +50,8 @@ def fused_attention_forward(
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
         causal=visibility.causal,
         query_offset=0 if isinstance(offset, Tensor) else offset,
+        # a model's own copy of the code may predate this field
+        window=getattr(visibility, "window", None),
         dropout_p=dropout,
         statistics=statistics,
     )

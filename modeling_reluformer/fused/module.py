@@ -139,7 +139,7 @@ def attend_visible(
             unseen = ~mask.any(dim=2).any(dim=1)[:, None, :, None]
             key, value = key.masked_fill(unseen, 0.0), value.masked_fill(unseen, 0.0)
         return reference_attention(query, key, value, mask=mask, **options)
-    options |= {name: getattr(visibility, name) for name in ("causal", "key_padding_mask", "query_offset")}
+    options |= {name: getattr(visibility, name) for name in ("causal", "window", "key_padding_mask", "query_offset")}
     found = relu_attention(query, key, value, scaling="none", **options)
     output, *sums = found if isinstance(found, tuple) else (found,)
     return AttentionResult(output, None, *sums)

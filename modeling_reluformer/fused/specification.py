@@ -43,6 +43,7 @@ class Specification:
     scale: float = 1.0
     causal: bool = False
     query_offset: int = 0
+    window: int | None = None
     dropout_p: float = 0.0
     statistics: str = "none"
 
@@ -51,7 +52,8 @@ class Specification:
         costs."""
         seed = self.seed if seed is None else seed
         tensors = self.row_scale, self.key_padding_mask, self.cu_seqlens_q, self.cu_seqlens_k, self.offset, seed
-        return *tensors, self.activation, self.scale, self.causal, self.query_offset, self.dropout_p, self.statistics
+        options = self.activation, self.scale, self.causal, self.query_offset, self.window, self.dropout_p
+        return *tensors, *options, self.statistics
 
     @property
     def keys_before(self) -> int | Tensor:
@@ -61,7 +63,7 @@ class Specification:
     @property
     def visibility(self) -> Visibility:
         """Which keys a query sees, of sequences that are not packed."""
-        return Visibility(self.key_padding_mask, self.causal, self.keys_before)
+        return Visibility(self.key_padding_mask, self.causal, self.keys_before, window=self.window)
 
     @property
     def level(self) -> int:
@@ -110,6 +112,13 @@ class Specification:
             )
         if not isinstance(self.causal, bool):
             raise ValueError(f"causal must be True or False; got {described(self.causal)}.")
+        is_window = isinstance(self.window, int) and not isinstance(self.window, bool) and self.window >= 1
+        if self.window is not None and not (is_window and self.causal):
+            raise ValueError(
+                f"window must be an int of at least 1, the number of keys that a query sees up to its own, and needs "
+                f"causal=True; got window={described(self.window)} and causal={self.causal}. Leave window out to see "
+                "all keys."
+            )
         if not is_number(self.scale) or not abs(self.scale) < float("inf"):
             raise ValueError(
                 f"scale must be a finite number; got {described(self.scale)}. Leave it out for 1/sqrt(head_dim)."
@@ -142,7 +151,7 @@ class Specification:
             )
 
 
-_TYPES = {"Tensor | None": "Tensor?", "int": "SymInt"}
+_TYPES = {"Tensor | None": "Tensor?", "int": "SymInt", "int | None": "SymInt?"}
 # The arguments of the operators behind query, key and value.
 SCHEMA = ", ".join(f"{_TYPES.get(field.type, field.type)} {field.name}" for field in fields(Specification))
 TENSOR_COUNT = sum(field.type == "Tensor | None" for field in fields(Specification))

@@ -259,14 +259,31 @@ def locate(tiles, tile_count, heads, own, other, BLOCK: tl.constexpr, LAST_FIRST
 
 
 @triton.jit
-def visible_keys(start, queries, keys, offset, CAUSAL: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Ends of the whole key blocks that every query of the tile sees, and of the keys that any of them sees."""
+def visible_keys(
+    start, queries, keys, offset, window, CAUSAL: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr
+):
+    """First key block that a query of the tile sees; the keys from which on, and the end of the whole key blocks up to
+    which, every query sees all; and the end of the keys that any of them sees."""
+    first = start * 0
+    all_from = first
     whole = keys
     end = keys
     if CAUSAL:
         whole = tl.minimum(tl.maximum(start + offset + 1, 0), keys)
         end = tl.minimum(tl.maximum(tl.minimum(start + BLOCK_Q, queries) + offset, 0), keys)
-    return whole // BLOCK_K * BLOCK_K, end
+    if window is not None:
+        first = tl.maximum(start + offset + 1 - window, 0) // BLOCK_K * BLOCK_K
+        all_from = start + BLOCK_Q + offset - window
+    return first, all_from, whole // BLOCK_K * BLOCK_K, end
+
+
+@triton.jit
+def is_seen(column, last, window):
+    """Whether a key is visible to a query whose last one is `last`: causal, within the window."""
+    seen = column <= last
+    if window is not None:
+        seen = seen & (column > last - window)
+    return seen
 
 
 @triton.jit
@@ -278,9 +295,9 @@ def load_offset(query_offset):
     return offset.to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["tile_count", "queries", "keys", "query_offset", "seed", "threshold"])
+@triton.jit(do_not_specialize=["tile_count", "queries", "keys", "query_offset", "window", "seed", "threshold"])
 def forward_kernel(
-    query, key, value, row_scale, key_padding_mask, output, row_sum, row_sum_log, tiles, query_offset,
+    query, key, value, row_scale, key_padding_mask, output, row_sum, row_sum_log, tiles, query_offset, window,
     query_strides, key_strides, value_strides, row_scale_strides, padding_stride, output_strides,
     tile_count, heads, group, queries, keys, scale, seed: tl.int64, threshold, inverse,
     ACTIVATION: tl.constexpr, GATED: tl.constexpr, MASK_WEIGHTS: tl.constexpr, FOLD_SCALE: tl.constexpr,
@@ -310,9 +327,9 @@ def forward_kernel(
     s = tl.zeros([BLOCK_Q, SUM_COLUMNS], dtype=tl.float32)
     t = tl.zeros([BLOCK_Q], dtype=tl.float32)
     ones = tl.full([BLOCK_K, SUM_COLUMNS], 1.0, dtype=value.dtype.element_ty)
-    whole, end = visible_keys(start, queries, keys, offset, CAUSAL, BLOCK_Q, BLOCK_K)
+    first, all_from, whole, end = visible_keys(start, queries, keys, offset, window, CAUSAL, BLOCK_Q, BLOCK_K)
     MASKED: tl.constexpr = key_padding_mask is not None or not EVEN
-    for block in tl.range(0, end, BLOCK_K):
+    for block in tl.range(first, end, BLOCK_K):
         columns = block + tl.arange(0, BLOCK_K)
         real = real_keys(key_padding_mask, batch, padding_stride, first_key, columns, keys)
         k = load_rows(key, first_key + block, real, key_strides[2], BLOCK_K, HEAD_DIM, DIM, MASKED)
@@ -321,11 +338,11 @@ def forward_kernel(
         if not FOLD_SCALE:
             x *= scale
         if CAUSAL and GATED:  # noqa: SIM102
-            if block >= whole:
-                x = tl.where(columns[None, :] <= rows[:, None] + offset, x, 0.0)
+            if block >= whole or (window is not None and block < all_from):
+                x = tl.where(is_seen(columns[None, :], rows[:, None] + offset, window), x, 0.0)
         u = activate(x, ACTIVATION)
         if CAUSAL and not GATED:
-            u = tl.where(columns[None, :] <= rows[:, None] + offset, u, 0.0)
+            u = tl.where(is_seen(columns[None, :], rows[:, None] + offset, window), u, 0.0)
         if MASK_WEIGHTS and MASKED:
             u = tl.where(real[None, :], u, 0.0)
         if STATISTICS >= 1 and SUM_COLUMNS == 1:
@@ -355,11 +372,11 @@ def forward_kernel(
         tl.store(row_sum_log + place, kappa * LN2 * t + tl.log(maximum(kappa, TINY)) * sums, mask=inside)
 
 
-@triton.jit(do_not_specialize=["tile_count", "queries", "keys", "query_offset", "seed", "threshold"])
+@triton.jit(do_not_specialize=["tile_count", "queries", "keys", "query_offset", "window", "seed", "threshold"])
 def query_gradient_kernel(
     grad_output, grad_sum, grad_sum_log, query, key, value, row_scale, key_padding_mask, grad_query, scaled_gradient,
-    scaled_gain, scaled_log_gain, tiles, query_offset, grad_output_strides, query_strides, key_strides, value_strides,
-    row_scale_strides, padding_stride, grad_query_strides,
+    scaled_gain, scaled_log_gain, tiles, query_offset, window, grad_output_strides, query_strides, key_strides,
+    value_strides, row_scale_strides, padding_stride, grad_query_strides,
     tile_count, heads, group, queries, keys, scale, seed: tl.int64, threshold, inverse,
     ACTIVATION: tl.constexpr, GATED: tl.constexpr, FOLD_SCALE: tl.constexpr, STATISTICS: tl.constexpr,
     CAUSAL: tl.constexpr, EVEN: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
@@ -400,9 +417,9 @@ def query_gradient_kernel(
         row_key = dropout_key(seed, batch, head, first_query + rows)[:, None]
 
     dq = tl.zeros([BLOCK_Q, DIM], dtype=tl.float32)
-    whole, end = visible_keys(start, queries, keys, offset, CAUSAL, BLOCK_Q, BLOCK_K)
+    first, all_from, whole, end = visible_keys(start, queries, keys, offset, window, CAUSAL, BLOCK_Q, BLOCK_K)
     MASKED: tl.constexpr = key_padding_mask is not None or not EVEN
-    for block in tl.range(0, end, BLOCK_K):
+    for block in tl.range(first, end, BLOCK_K):
         columns = block + tl.arange(0, BLOCK_K)
         real = real_keys(key_padding_mask, batch, padding_stride, first_key, columns, keys)
         k = load_rows(key, first_key + block, real, key_strides[2], BLOCK_K, HEAD_DIM, DIM, MASKED)
@@ -411,8 +428,8 @@ def query_gradient_kernel(
         if not FOLD_SCALE:
             x *= scale
         if CAUSAL and GATED:  # noqa: SIM102
-            if block >= whole:
-                x = tl.where(columns[None, :] <= rows[:, None] + offset, x, 0.0)
+            if block >= whole or (window is not None and block < all_from):
+                x = tl.where(is_seen(columns[None, :], rows[:, None] + offset, window), x, 0.0)
         u = activate(x, ACTIVATION)
         du = tl.dot(do, tl.trans(v), input_precision=PRECISION)
         if DROPOUT:
@@ -423,7 +440,7 @@ def query_gradient_kernel(
             du += log_gain[:, None] * log2_of(u)
         dx = activation_gradient(x, u, du, ACTIVATION)  # hidden keys were read as zeros: whatever dx, they add none
         if CAUSAL and not GATED:
-            dx = tl.where(columns[None, :] <= rows[:, None] + offset, dx, 0.0)
+            dx = tl.where(is_seen(columns[None, :], rows[:, None] + offset, window), dx, 0.0)
         dq = tl.dot(dx.to(k.dtype), k, acc=dq, input_precision=PRECISION)
 
     dq *= (scale * inverse * r)[:, None]
@@ -431,10 +448,11 @@ def query_gradient_kernel(
     store_rows(grad_query, first_query + start, inside, grad_query_strides[2], dq, BLOCK_Q, HEAD_DIM, DIM)
 
 
-@triton.jit(do_not_specialize=["tile_count", "queries", "keys", "query_offset", "seed", "threshold"])
+@triton.jit(do_not_specialize=["tile_count", "queries", "keys", "query_offset", "window", "seed", "threshold"])
 def key_value_gradient_kernel(
     scaled_gradient, scaled_gain, scaled_log_gain, query, key, value, key_padding_mask, grad_key, grad_value, tiles,
-    query_offset, scaled_gradient_strides, query_strides, key_strides, value_strides, padding_stride, grad_key_strides,
+    query_offset, window, scaled_gradient_strides, query_strides, key_strides, value_strides, padding_stride,
+    grad_key_strides,
     tile_count, heads, group, queries, keys, scale, seed: tl.int64, threshold,
     ACTIVATION: tl.constexpr, GATED: tl.constexpr, FOLD_SCALE: tl.constexpr, STATISTICS: tl.constexpr,
     CAUSAL: tl.constexpr, EVEN: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
@@ -457,18 +475,23 @@ def key_value_gradient_kernel(
 
     dk = tl.zeros([BLOCK_K, DIM], dtype=tl.float32)
     dv = tl.zeros([BLOCK_K, DIM], dtype=tl.float32)
-    # Query blocks before `begin` see no key of this tile, those from `seen` on see all of them.
+    # Query blocks before `begin` and from `stop` on see no key of this tile, those from `seen` to `all_until` see all.
     begin = start * 0
     seen = start * 0
+    stop = queries
+    all_until = queries
     if CAUSAL:
         begin = tl.maximum(start - offset, 0) // BLOCK_Q * BLOCK_Q
         seen = tl.maximum(start + BLOCK_K - 1 - offset, 0)
+    if window is not None:
+        stop = tl.minimum(queries, start + BLOCK_K - 1 - offset + window)
+        all_until = start - offset + window
     for member in tl.range(0, group):
         head = key_head * group + member
         head_query = head_of(query, batch, head, query_strides)
         head_do = head_of(scaled_gradient, batch, head, scaled_gradient_strides)
         place = (batch * heads + head) * all_queries + first_query
-        for block in tl.range(begin, queries, BLOCK_Q):
+        for block in tl.range(begin, stop, BLOCK_Q):
             rows = block + tl.arange(0, BLOCK_Q)
             inside = rows < queries
             q = load_rows(head_query, first_query + block, inside, query_strides[2], BLOCK_Q, HEAD_DIM, DIM, not EVEN)
@@ -479,12 +502,12 @@ def key_value_gradient_kernel(
             if not FOLD_SCALE:
                 x *= scale
             if CAUSAL and GATED:  # noqa: SIM102
-                if block < seen:
-                    x = tl.where(columns[:, None] <= rows[None, :] + offset, x, 0.0)
+                if block < seen or (window is not None and block + BLOCK_Q > all_until):
+                    x = tl.where(is_seen(columns[:, None], rows[None, :] + offset, window), x, 0.0)
             u = activate(x, ACTIVATION)
             du = tl.dot(v, tl.trans(do), input_precision=PRECISION)
             if CAUSAL and not GATED:
-                u = tl.where(columns[:, None] <= rows[None, :] + offset, u, 0.0)
+                u = tl.where(is_seen(columns[:, None], rows[None, :] + offset, window), u, 0.0)
             score, weight = x, u
             if DROPOUT:
                 row_key = dropout_key(seed, batch, head, first_query + rows)[None, :]
@@ -497,7 +520,7 @@ def key_value_gradient_kernel(
                 du += tl.load(scaled_log_gain + place + rows, mask=inside, other=0.0)[None, :] * log2_of(u)
             dx = activation_gradient(x, u, du, ACTIVATION)
             if CAUSAL and not GATED:
-                dx = tl.where(columns[:, None] <= rows[None, :] + offset, dx, 0.0)
+                dx = tl.where(is_seen(columns[:, None], rows[None, :] + offset, window), dx, 0.0)
             dv = tl.dot(narrow(score, weight, do.dtype, ACTIVATION), do, acc=dv, input_precision=PRECISION)
             dk = tl.dot(dx.to(q.dtype), q, acc=dk, input_precision=PRECISION)
 

@@ -183,9 +183,9 @@ def _plan(query: Tensor, key: Tensor, value: Tensor, specification: Specificatio
     tensors = query, key, value, specification.row_scale, mask
     forms = tuple(None if item is None else (item.shape, item.stride(), item.dtype) for item in tensors)
     rest = specification.cu_seqlens_q is not None, getattr(offset, "dtype", int), query.device
-    options = specification.activation, specification.scale, specification.causal, specification.dropout_p
+    options = specification.activation, specification.scale, specification.causal, specification.window
     tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
-    plan = _plan_of(forms, rest, (tf32, specification.level, *options))
+    plan = _plan_of(forms, rest, (tf32, specification.level, *options, specification.dropout_p))
     given = {"query": query, "key": key, "value": value, "row_scale": tensors[3], "key_padding_mask": mask}
     return plan, given | {"query_offset": offset, "seed": 0 if seed is None else int(seed)}
 
@@ -194,7 +194,7 @@ def _plan(query: Tensor, key: Tensor, value: Tensor, specification: Specificatio
 def _plan_of(forms: tuple[Any, ...], rest: tuple[Any, ...], options: tuple[Any, ...]) -> _Plan:
     """forms: shape, strides and dtype of query, key, value, row scale and mask, or None. rest: what no argument says,
     and what is compiled depends on."""
-    tf32, level, activation, scale, causal, dropout_p = options
+    tf32, level, activation, scale, causal, window, dropout_p = options
     (shape, strides, dtype), (key_shape, key_strides, _), (value_shape, value_strides, _), row_scale, mask = forms
     _check(dtype, shape[-1], value_shape[-1])
     function = ACTIVATIONS[activation]
@@ -210,6 +210,7 @@ def _plan_of(forms: tuple[Any, ...], rest: tuple[Any, ...], options: tuple[Any, 
         "group": shape[1] // max(1, key_shape[1]),
         "queries": shape[2],
         "keys": key_shape[2],
+        "window": None if window is None else min(window, 2**30),  # behind the end of every sequence
         "scale": float(scale),
         "threshold": threshold,
         "inverse": 1.0 / (1.0 - threshold / 2**16),

@@ -1,12 +1,14 @@
 """ReLU attention for other models: the attention and the masks that Transformers calls for
 `attn_implementation="reluformer"`.
 
-A mask that says "padding" or "padding and causality" is a `VisibilityMask`: a tensor by its shape, without its
-elements. All others (sliding windows, chunks, packed sequences, masks of a model's own) are whole boolean tensors.
+A mask that says "padding", "padding and causality", or these within a sliding window, is a `VisibilityMask`: a tensor
+by its shape, without its elements. All others (windows on both sides, chunks, packed sequences, masks of a model's own)
+are whole boolean tensors.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
-from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
+from transformers.masking_utils import (
+    bidirectional_mask_function,
+    causal_mask_function,
+    sdpa_mask,
+    sliding_window_causal_mask_function,
+    sliding_window_overlay,
+)
 from transformers.utils import is_torchdynamo_compiling, logging
 
 from ..attention_reluformer import Visibility
@@ -27,6 +35,10 @@ logger = logging.get_logger(__name__)
 
 # Arguments that need a softmax, a score below which there is weight, or an attention of the library.
 REFUSED = ("softcap", "s_aux", "sinks", "position_bias", "head_mask", "cache", "indices", "block_indices")
+
+
+# For `_window_of`, of any window.
+_SLIDING_CAUSAL, _SLIDING = sliding_window_causal_mask_function(1), sliding_window_overlay(1)
 
 
 class RefusedByAttentionError(ValueError):
@@ -187,9 +199,9 @@ def _read_mask(mask: Tensor, query: Tensor, key: Tensor) -> tuple[Visibility, Te
         return Visibility(mask[:, 0, 0].expand(batch, keys)), visible_keys
     if not is_torchdynamo_compiling():
         logger.warning_once(
-            "This mask differs from query to query in a way that has no compact form (a sliding window shorter than "
-            f"the text, packed sequences, a mask of the model's own): attn_implementation={ATTENTION_NAME!r} computes "
-            "it by the reference, with all weights in memory."
+            "This mask differs from query to query in a way that has no compact form (a window on both sides or a "
+            "chunk that is shorter than the text, packed sequences, a mask of the model's own): "
+            f"attn_implementation={ATTENTION_NAME!r} computes it by the reference, with all weights in memory."
         )
     return Visibility(given_mask=mask), visible_keys
 
@@ -235,6 +247,8 @@ def relu_attention_mask(
     whole = local_size is not None and kv_offset == 0 and isinstance(q_offset, int)
     whole = whole and max(kv_length, q_offset + q_length) <= local_size
     causal = mask_function is causal_mask_function or (allow_is_causal_skip and whole)
+    window = None if causal else _window_of(mask_function)
+    causal = causal or window is not None
     both_ways = mask_function is bidirectional_mask_function or (allow_is_bidirectional_skip and whole)
     if q_length == 1 or not (causal or both_ways) or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return sdpa_mask(
@@ -252,8 +266,22 @@ def relu_attention_mask(
         )
     # a difference, not `q_offset` itself: a static cache counts on in the tensor that it gives
     offset = q_offset - kv_offset if causal else 0
-    visibility = Visibility(_key_padding(attention_mask, batch_size, kv_length, kv_offset), causal, offset)
+    padding = _key_padding(attention_mask, batch_size, kv_length, kv_offset)
+    visibility = Visibility(padding, causal, offset, window=window)
     return VisibilityMask(visibility, (batch_size, 1, q_length, kv_length), torch.device(device))
+
+
+def _window_of(mask_function: Callable) -> int | None:
+    """The window of the library's causal mask with a sliding window; None of any other mask.
+
+    The library builds it from two functions, whose code shows which they are.
+    """
+    if getattr(mask_function, "__code__", None) is not _SLIDING_CAUSAL.__code__:
+        return None
+    first, *others = inspect.getclosurevars(mask_function).nonlocals["mask_functions"]
+    if others != [causal_mask_function] or first.__code__ is not _SLIDING.__code__:
+        return None
+    return inspect.getclosurevars(first).nonlocals["sliding_window"]
 
 
 def _key_padding(attention_mask: Tensor | None, batch: int, keys: int, first_key: int) -> Tensor | None:

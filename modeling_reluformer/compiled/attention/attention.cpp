@@ -166,17 +166,19 @@ double work_of(const Tensor& query, const Tensor& key, int64_t products) {
 }
 
 Call call_of(const Tensor& query, const Tensor& value, const MaybeTensor& offset, const MaybeTensor& seed,
-             std::string_view activation, double scale, bool causal, int64_t query_offset, double dropout,
-             std::string_view statistics) {
+             std::string_view activation, double scale, bool causal, int64_t query_offset,
+             const std::optional<int64_t>& window, double dropout, std::string_view statistics) {
   constexpr int64_t kFar = int64_t{1} << 40;  // behind the end of every sequence, and far from overflow
   const int64_t drawn = seed ? seed->item<int64_t>() : 0, first = offset ? offset->item<int64_t>() : query_offset;
   // in the order of Activation in kernels.h
   const int64_t h =
       reluformer::number_of({"relu", "relu2", "relu6", "sigmoid", "softplus", "gelu", "identity"}, activation);
   const int64_t level = reluformer::number_of({"none", "sum", "sum+entropy"}, statistics);
-  return {
-      h,       query.size(3), value.size(3), level, static_cast<float>(scale), causal, std::clamp(first, -kFar, kFar),
-      dropout, drawn};
+  const int64_t offset_of_call = std::clamp(first, -kFar, kFar);
+  // from any offset, a window of 2 kFar reaches back to the first key
+  const int64_t window_of_call = std::min(window.value_or(2 * kFar), 2 * kFar);
+  return {h,      query.size(3),  value.size(3),  level,   static_cast<float>(scale),
+          causal, offset_of_call, window_of_call, dropout, drawn};
 }
 
 // Calls `function` with the kernels of a dtype.
@@ -199,7 +201,8 @@ void dispatch(at::ScalarType dtype, Function function) {
 std::tuple<Tensor, Tensor, Tensor> forward(RELUFORMER_PARAMETERS(int64_t)) {
   TORCH_CHECK_VALUE(fits(query, key, value, row_scale, key_padding_mask),
                     "reluformer_cpu::attention: the tensors do not fit each other.");
-  const Call call = call_of(query, value, offset, seed, activation, scale, causal, query_offset, dropout_p, statistics);
+  const Call call =
+      call_of(query, value, offset, seed, activation, scale, causal, query_offset, window, dropout_p, statistics);
   const Tensor output = empty_like_heads(query, value.size(3));
   const auto wide = query.options().dtype(at::kFloat);
   auto statistic = [&](int64_t level) {
@@ -244,7 +247,8 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_output, const May
   TORCH_CHECK_VALUE(
       fits(query, key, value, row_scale, key_padding_mask) && grad_output.scalar_type() == query.scalar_type(),
       "reluformer_cpu::attention_backward: the tensors do not fit each other.");
-  const Call call = call_of(query, value, offset, seed, activation, scale, causal, query_offset, dropout_p, statistics);
+  const Call call =
+      call_of(query, value, offset, seed, activation, scale, causal, query_offset, window, dropout_p, statistics);
   const Tensor grad_query = empty_like_heads(query, query.size(3)), grad_key = empty_like_heads(key, key.size(3)),
                grad_value = empty_like_heads(value, value.size(3));
   const Tensor q = side_by_side(query), k = side_by_side(key), v = side_by_side(value),

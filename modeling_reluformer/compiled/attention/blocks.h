@@ -61,7 +61,7 @@ struct Call {
   int64_t activation, dims, dims_v, statistics;
   float scale;
   bool causal;
-  int64_t offset;
+  int64_t offset, window;  // window: of causal calls; without one, more than there are keys
   double dropout;
   int64_t seed;
 };
@@ -245,16 +245,28 @@ struct Columns {
 // Some queries of one head, with what a tile needs to know of them.
 struct Rows {
   int64_t head, begin, count, padded;  // count queries from `begin` of the tensor on
-  int64_t seen;                        // keys that any of them sees
+  int64_t unseen, seen;                // any of them sees keys from `unseen` up to `seen`, which may be none
+
+  // The tiles with keys that any of them sees.
+  template <typename Number>
+  int64_t first_tile(const Columns<Number>& columns) const {
+    return unseen / columns.width;
+  }
+  template <typename Number>
+  int64_t end_tile(const Columns<Number>& columns) const {
+    return unseen < seen ? (seen + columns.width - 1) / columns.width : first_tile(columns);
+  }
 };
 
 template <typename Function>
 void for_each_rows(const Piece& piece, const Call& call, int64_t keys, Function function) {
   for (int64_t head = piece.first_head; head < piece.first_head + piece.heads; ++head) {
     for (int64_t begin = piece.query_begin; begin < piece.query_end; begin += kQueries) {
-      const int64_t count = std::min(kQueries, piece.query_end - begin), last = begin + count - piece.query_start;
+      const int64_t count = std::min(kQueries, piece.query_end - begin), first = begin - piece.query_start;
+      const int64_t last = first + count;
+      const int64_t unseen = call.causal ? std::clamp<int64_t>(first + call.offset + 1 - call.window, 0, keys) : 0;
       const int64_t seen = call.causal ? std::clamp<int64_t>(last + call.offset, 0, keys) : keys;
-      function(Rows{head, begin, count, round_up(count, 4), seen});
+      function(Rows{head, begin, count, round_up(count, 4), unseen, seen});
     }
   }
 }
@@ -270,6 +282,7 @@ Tile tile_of(const Piece& piece, const Call& call, const Rows& rows, const Colum
   tile.layout = columns.layout({rows.padded, columns.width});
   tile.first_column = index * columns.width;
   tile.causal = call.causal;
+  tile.window = call.window;
   const int64_t left = columns.count - tile.first_column;
   tile.limit = std::min(left, tile.columns);
   tile.visible = call.causal ? rows.begin - piece.query_start + call.offset + 1 - tile.first_column : left;

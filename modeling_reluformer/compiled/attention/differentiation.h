@@ -23,12 +23,13 @@ using torch::autograd::variable_list;
 // Integer: int64_t in a kernel, and c10::SymInt where torch traces.
 #define RELUFORMER_TENSOR_FIELDS(FIELD) \
   FIELD(row_scale) FIELD(key_padding_mask) FIELD(cu_seqlens_q) FIELD(cu_seqlens_k) FIELD(offset) FIELD(seed)
-#define RELUFORMER_OPTION_FIELDS(FIELD, Integer) \
-  FIELD("str", std::string_view, activation)     \
-  FIELD("float", double, scale)                  \
-  FIELD("bool", bool, causal)                    \
-  FIELD("SymInt", Integer, query_offset)         \
-  FIELD("float", double, dropout_p)              \
+#define RELUFORMER_OPTION_FIELDS(FIELD, Integer)   \
+  FIELD("str", std::string_view, activation)       \
+  FIELD("float", double, scale)                    \
+  FIELD("bool", bool, causal)                      \
+  FIELD("SymInt", Integer, query_offset)           \
+  FIELD("SymInt?", std::optional<Integer>, window) \
+  FIELD("float", double, dropout_p)                \
   FIELD("str", std::string_view, statistics)
 
 #define RELUFORMER_TENSOR_PARAMETER(name) , const MaybeTensor& name

@@ -12,19 +12,28 @@ namespace {
 
 int64_t smaller(int64_t first, int64_t second) { return first < second ? first : second; }
 
-// How many columns row i of a tile sees.
-int64_t visible_columns(const Tile& tile, int64_t i) {
+// The columns that a row sees: from `begin` up to `end`.
+struct Visible {
+  int64_t begin, end;
+};
+
+// Those of row i of a tile.
+Visible visible_columns(const Tile& tile, int64_t i) {
   if (i >= tile.real_rows) {
-    return 0;
+    return {0, 0};
   }
-  const int64_t visible = smaller(tile.visible + (tile.causal ? i : 0), tile.limit);
-  return visible < 0 ? 0 : visible;
+  const int64_t last = tile.visible + (tile.causal ? i : 0), limited = smaller(last, tile.limit);
+  const int64_t end = limited < 0 ? 0 : limited, begin = tile.causal ? smaller(last - tile.window, end) : 0;
+  return {begin < 0 ? 0 : begin, end};
 }
 
-// Zeros behind the visible columns, and where keys are not real.
-Floats hide(const Tile& tile, Floats values, int64_t column, int64_t visible) {
-  if (column + kLanes > visible) {
-    values = lane_numbers() + static_cast<int32_t>(column) < static_cast<int32_t>(visible) ? values : all(0.0f);
+// Zeros before and behind the visible columns, and where keys are not real.
+Floats hide(const Tile& tile, Floats values, int64_t column, const Visible& visible) {
+  if (column + kLanes > visible.end) {
+    values = lane_numbers() + static_cast<int32_t>(column) < static_cast<int32_t>(visible.end) ? values : all(0.0f);
+  }
+  if (column < visible.begin) {
+    values = lane_numbers() + static_cast<int32_t>(column) < static_cast<int32_t>(visible.begin) ? all(0.0f) : values;
   }
   if (tile.real_keys) {
     values = vector_at<Ints>(tile.real_keys + column) ? values : all(0.0f);
@@ -200,8 +209,8 @@ void pair_rows(const Matrix<const Number>& from, const Size& size, Number* to) {
 constexpr int64_t kStripColumns = kColumns;
 
 // What all rows of a tile are asked: nothing is hidden or dropped. Then a loop needs no more than its numbers.
-bool is_plain(const Tile& tile, const int64_t* visible) {
-  const auto sees_all = [&](int64_t columns) { return columns >= tile.columns; };
+bool is_plain(const Tile& tile, const Visible* visible) {
+  const auto sees_all = [&](const Visible& columns) { return columns.begin == 0 && columns.end >= tile.columns; };
   return !tile.dropout.keys && !tile.real_keys && std::all_of(visible, visible + tile.rows, sees_all);
 }
 
@@ -222,14 +231,14 @@ struct Sums {
 
 // kStatistics: 0 none, 1 sums of h(x), 2 of the logarithms too
 template <typename H, int kStatistics, bool kPlain, typename Number>
-void weigh_strip(const Tile& tile, int64_t first, int64_t width, const int64_t* visible, const float* scores,
+void weigh_strip(const Tile& tile, int64_t first, int64_t width, const Visible* visible, const float* scores,
                  Number* weights, Sums& sums) {
   for (int64_t row = 0; row < tile.rows; ++row) {
     int64_t place = tile.layout.place(row, first);
     Floats sum = kStatistics > 0 ? sums.weights[row] : all(0.0f),
            sum_log = kStatistics > 1 ? sums.logs[row] : all(0.0f);
     for (int64_t panel = first; panel < first + width; panel += kColumns, place += tile.layout.panel) {
-      if (!kPlain && panel >= visible[row]) {
+      if (!kPlain && (panel >= visible[row].end || panel + kColumns <= visible[row].begin)) {
         std::memset(static_cast<void*>(weights + place), 0, kColumns * sizeof(Number));
         continue;
       }
@@ -263,7 +272,7 @@ void weigh_strip(const Tile& tile, int64_t first, int64_t width, const int64_t* 
 
 template <typename H, int kStatistics, typename Number>
 void weigh_tile(const Tile& tile, const float* scores, Number* weights, float* sums, float* sums_log) {
-  int64_t visible[kQueries];
+  Visible visible[kQueries];
   Sums of_rows;
   for (int64_t row = 0; row < tile.rows; ++row) {
     visible[row] = visible_columns(tile, row);
@@ -279,10 +288,10 @@ void weigh_tile(const Tile& tile, const float* scores, Number* weights, float* s
     }
   });
   for (int64_t row = 0; row < tile.rows; ++row) {
-    if (kStatistics > 0 && visible[row]) {
+    if (kStatistics > 0 && visible[row].end) {
       sums[row] += sum_of(of_rows.weights[row]);
     }
-    if (kStatistics > 1 && visible[row]) {
+    if (kStatistics > 1 && visible[row].end) {
       sums_log[row] += sum_of(of_rows.logs[row]);
     }
   }
@@ -302,7 +311,7 @@ void weigh(const Tile& tile, const float* scores, Number* weights, float* sums, 
 struct RowGain {
   float rho, tau;
   uint32_t key;
-  int64_t visible;
+  Visible visible;
 };
 
 // One vector of one row: the gradient of the products and the dropped weights.
@@ -332,11 +341,12 @@ void differentiate_strip(const Tile& tile, int64_t begin, int64_t width, const R
   const Matrix<Number> to_weights{weights, tile.layout}, to_pairs{pairs, tile.layout};
   for (int64_t row = 0; row < tile.rows; row += 2) {
     const RowGain &first = gains[row], &second = gains[row + 1];
-    const int64_t visible = first.visible < second.visible ? second.visible : first.visible;
+    const int64_t seen_from = smaller(first.visible.begin, second.visible.begin);
+    const int64_t seen_to = first.visible.end < second.visible.end ? second.visible.end : first.visible.end;
     for (int64_t column = begin; column < begin + width; column += kLanes) {
       const int64_t place = tile.layout.place(row, column), next = place + tile.layout.row;
       Floats gradient[2] = {}, weight[2] = {};
-      if (kPlain || column < visible) {
+      if (kPlain || (column < seen_to && column + kLanes > seen_from)) {
         const Floats x[2] = {load(scores + place) * tile.scale, load(scores + next) * tile.scale};
         const Floats g[2] = {load(gradients + place), load(gradients + next)};
         differentiate_vector<H, kPlain>(tile, first, x[0], g[0], column, gradient[0], weight[0]);
@@ -356,7 +366,7 @@ template <typename H, typename Number>
 void differentiate(const Tile& tile, const float* scores, const float* gradients, const float* rho, const float* tau,
                    Number* weights, Number* rows, Number* pairs) {
   RowGain gains[kQueries];
-  int64_t visible[kQueries];
+  Visible visible[kQueries];
   for (int64_t row = 0; row < tile.rows; ++row) {
     visible[row] = visible_columns(tile, row);
     gains[row] = {rho[row], tau[row], tile.dropout.keys ? tile.dropout.keys[row] : 0, visible[row]};
@@ -473,7 +483,7 @@ void add_values(const float* weights, const Scalar* values, int64_t stride, int6
 
 template <typename H, typename Scalar>
 void attend_row(const Tile& tile, const Row<Scalar>& row, float* weights, float* output, float* sums, float* sums_log) {
-  const int64_t visible = visible_columns(tile, 0), key_stride = row.keys.layout.row,
+  const int64_t visible = visible_columns(tile, 0).end, key_stride = row.keys.layout.row,
                 value_stride = row.values.layout.row;
   for (int64_t j = 0; j < visible; j += kLanes) {
     store(weights + j,

@@ -31,6 +31,7 @@ struct Tile {
   int64_t visible;       // how many columns of the tile row 0 sees, at most `limit`; may be negative
   int64_t limit;
   bool causal;               // each row sees one column more than the row before
+  int64_t window;            // so many columns at most, where causal
   const int32_t* real_keys;  // (columns,) -1 for keys that are real, 0 for others; null where no mask is needed
   float scale;               // of the scores
   Dropout dropout;

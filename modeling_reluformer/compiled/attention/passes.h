@@ -63,12 +63,24 @@ void forward_few(const Kernels<Scalar, Number>& kernels, const Piece& piece, con
   const Columns<Number> whole{count, call.dims, false};
   for (int64_t head = piece.first_head; head < piece.first_head + piece.heads; ++head) {
     for (int64_t index = piece.query_begin; index < piece.query_end; ++index) {
-      const Rows rows{head, index, 1, 1, count};
+      const int64_t last = index - piece.query_start + call.offset;
+      const int64_t unseen = call.causal ? std::clamp<int64_t>(last + 1 - call.window, 0, count) : 0;
+      const Rows rows{head, index, 1, 1, unseen, count};
       uint32_t key;
       fill_dropout_keys(piece, call, rows, &key);
       Tile tile = tile_of(piece, call, rows, whole, 0, real_keys, &key);
-      tile.limit = count;  // all keys are one tile
-      const Row<Scalar> row{in.query.row(piece.batch, head, index), keys, values, call.dims, call.dims_v, piece.real};
+      // all keys are one tile, without those before the window
+      const int64_t skipped = unseen / kColumns * kColumns;
+      tile.limit = count - skipped;
+      tile.first_column = skipped;
+      tile.visible -= skipped;
+      tile.real_keys = real_keys ? real_keys + skipped : nullptr;
+      const Row<Scalar> row{in.query.row(piece.batch, head, index),
+                            {keys.data + skipped * keys.layout.row, keys.layout},
+                            {values.data + skipped * values.layout.row, values.layout},
+                            call.dims,
+                            call.dims_v,
+                            piece.real ? piece.real + skipped : nullptr};
       float sum = 0.0f, sum_log = 0.0f;
       kernels.attend_row[call.activation](tile, row, weights, output, call.statistics > 0 ? &sum : nullptr,
                                           call.statistics > 1 ? &sum_log : nullptr);
@@ -119,10 +131,11 @@ void forward_piece(const Kernels<Scalar, Number>& kernels, const Piece& piece, c
     fill_dropout_keys(piece, call, rows, row_keys);
     std::fill_n(sums, kQueries, 0.0f);
     std::fill_n(sums_log, kQueries, 0.0f);
-    if (rows.seen == 0) {
+    const int64_t first_tile = rows.first_tile(keys), end_tile = rows.end_tile(keys);
+    if (first_tile == end_tile) {
       std::fill_n(output, kQueries * values.padded, 0.0f);
     }
-    for (int64_t index = 0; index * keys.width < rows.seen; ++index) {
+    for (int64_t index = first_tile; index < end_tile; ++index) {
       const Tile tile = tile_of(piece, call, rows, keys, index, real_keys, row_keys);
       const Matrix<Number> tile_weights{weights, tile.layout};
       multiply(
@@ -130,8 +143,8 @@ void forward_piece(const Kernels<Scalar, Number>& kernels, const Piece& piece, c
           {tile.rows, tile.columns, keys.padded, queries, keys.transposed_factor(index), {scores, tile.layout}, false});
       kernels.weigh[call.activation](tile, scores, weights, call.statistics > 0 ? sums : nullptr,
                                      call.statistics > 1 ? sums_log : nullptr);
-      multiply(kernels,
-               {tile.rows, values.padded, tile.columns, tile_weights, values.factor(index), outputs, index > 0});
+      multiply(kernels, {tile.rows, values.padded, tile.columns, tile_weights, values.factor(index), outputs,
+                         index > first_tile});
     }
     const float* scale = in.row_scale.row(piece.batch, rows.head, rows.begin);
     write_statistics(out.row_sum, out.row_sum_log, scale, piece, rows, sums, sums_log);
@@ -236,11 +249,12 @@ void backward_piece(const Kernels<Scalar, Number>& kernels, const Piece& piece, 
     kernels.transpose(incomings, padded_v, false, transposed_incomings);
     fill_dropout_keys(piece, call, rows, row_keys);
     fill_gains(gradients.row_sum, gradients.row_sum_log, scale, piece, rows, rho, tau);
-    if (rows.seen == 0) {
+    const int64_t first_tile = rows.first_tile(keys), end_tile = rows.end_tile(keys);
+    if (first_tile == end_tile) {
       std::fill_n(grad_query, kQueries * keys.padded, 0.0f);
     }
     const Matrix<float> grad_queries{grad_query, kernels.layout({rows.padded, keys.padded})};
-    for (int64_t index = 0; index * keys.width < rows.seen; ++index) {
+    for (int64_t index = first_tile; index < end_tile; ++index) {
       const Tile tile = tile_of(piece, call, rows, keys, index, real_keys, row_keys);
       multiply(
           kernels,
@@ -255,7 +269,8 @@ void backward_piece(const Kernels<Scalar, Number>& kernels, const Piece& piece, 
       kernels.differentiate[call.activation](tile, scores, gradient, rho, tau, weights, rows_of_gradient, pairs);
       const Matrix<Number> as_rows{rows_of_gradient, tile.layout}, as_pairs{pairs, tile.layout},
           weight_pairs{weights, tile.layout};
-      multiply(kernels, {tile.rows, keys.padded, tile.columns, as_rows, keys.factor(index), grad_queries, index > 0});
+      multiply(kernels,
+               {tile.rows, keys.padded, tile.columns, as_rows, keys.factor(index), grad_queries, index > first_tile});
       multiply(kernels,
                {keys.padded, tile.columns, tile.rows, transposed_queries, as_pairs, keys.sum(total.key, index), true});
       multiply(kernels, {values.padded, tile.columns, tile.rows, transposed_incomings, weight_pairs,

@@ -123,10 +123,29 @@ def masks(batch: int, queries: int, keys: int) -> Iterator[dict[str, Any]]:
     yield {"causal": True, "query_offset": torch.tensor(1), "key_padding_mask": left}
 
 
+def windows(batch: int, queries: int, keys: int) -> Iterator[dict[str, Any]]:
+    """Sliding windows, of causal calls: of one key, shorter and longer than the keys, with either padding, before and
+    behind the keys."""
+    left, right = (torch.ones(batch, keys, dtype=torch.bool) for _ in range(2))
+    left[-1, : keys // 2] = False
+    right[0, keys - keys // 3 :] = False
+    offset = max(0, keys - queries)
+    yield {"window": 1}
+    yield {"window": 1, "query_offset": offset, "key_padding_mask": right}
+    yield {"window": 7, "query_offset": offset, "key_padding_mask": left}
+    yield {"window": 7, "query_offset": torch.tensor(1), "key_padding_mask": right}
+    yield {"window": 20, "query_offset": -3}
+    yield {"window": max(1, keys // 3), "query_offset": offset}
+    yield {"window": keys + queries, "query_offset": offset}
+    yield {"window": 2**62, "query_offset": 10**6}
+    yield {"window": 5, "query_offset": keys + 2}  # no query sees a key
+
+
 def visible_pairs(
     shape: Sequence[int],
     causal: bool = False,
     query_offset: int | Tensor = 0,
+    window: int | None = None,
     key_padding_mask: Tensor | None = None,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
@@ -144,6 +163,8 @@ def visible_pairs(
         row, column = row - cu_seqlens_q[of_row], column - cu_seqlens_k[of_column]
     if causal:
         seen &= column[None, :] <= row[:, None] + query_offset
+    if window is not None:
+        seen &= column[None, :] > row[:, None] + query_offset - window
     return seen if key_padding_mask is None else seen & key_padding_mask[:, None, None, :]
 
 

@@ -33,6 +33,7 @@ def test_it_keeps_torchs_rules(path):
     is_compiled = path.name.startswith("avx")
     operator = torch.ops.reluformer_cpu.attention.default if is_compiled else pointwise_attention
     options = {"key_padding_mask": torch.rand(2, 31) < 0.7, "scale": SCALE, "causal": True, "statistics": "sum+entropy"}
+    options["window"] = 9
     tensors = {"offset": torch.tensor(3), "seed": torch.tensor(5)}
     specification = Specification(row_scale=inputs.row_scale, dropout_p=0.2, **options, **tensors)
     torch.library.opcheck(operator, (*inputs[:3], *specification.arguments()))
@@ -53,7 +54,11 @@ def test_the_arguments_of_the_operators_are_the_fields_in_their_order():
     assert Specification(**distinct).arguments() == tuple(distinct.values())
 
 
-@pytest.mark.parametrize("options", [{}, {"causal": True, "query_offset": torch.tensor(2)}], ids=["full", "offset"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"causal": True, "query_offset": torch.tensor(2)}, {"causal": True, "window": 7}],
+    ids=["full", "offset", "window"],
+)
 def test_compiles_without_a_break(path, options):
     """To what it computes uncompiled, forward and backward, bit by bit."""
     inputs = random_inputs(queries=40, dtype=path.dtype)
@@ -63,7 +68,15 @@ def test_compiles_without_a_break(path, options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mask", [{"causal": True}, {"causal": True, "query_offset": torch.tensor(3)}], ids=str)
+@pytest.mark.parametrize(
+    "mask",
+    [
+        {"causal": True},
+        {"causal": True, "query_offset": torch.tensor(3)},
+        {"causal": True, "query_offset": torch.tensor(3), "window": 5},
+    ],
+    ids=str,
+)
 def test_counted_scales_compile(mask):
     query, key, value = random_inputs(queries=24, keys=30, dtype=torch.float32)[:3]
     padding = torch.rand(2, 30) < 0.7

@@ -26,6 +26,7 @@ from .cases import (
     relative_error,
     results,
     visible_pairs,
+    windows,
 )
 
 COMPILED = ["avx2", "avx512"]
@@ -49,6 +50,41 @@ def test_every_mask(path, queries, keys):
     inputs = random_inputs(queries=queries, keys=keys, head_dim=16 if keys == 256 else 8, dtype=path.dtype)
     for mask in masks(2, queries, keys):
         assert_equals_reference(inputs, mask)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(1, 20), (6, 300), (40, 9), (65, 257), (130, 1030)])
+@pytest.mark.parametrize("activation", ["relu", "sigmoid"])
+def test_every_window(path, queries, keys, activation):
+    if path.is_slow and queries > 65:
+        return
+    inputs = random_inputs(heads=4, key_heads=2, queries=queries, keys=keys, dtype=path.dtype)
+    for mask in windows(2, queries, keys):
+        assert_equals_reference(inputs, {"causal": True, **mask}, activation)
+
+
+def test_keys_outside_the_window_cost_nothing(path):
+    """What they hold, in whole tiles of keys that no query of a tile of queries sees, is never read."""
+    if path.name == "plain":
+        return
+    inputs = random_inputs(queries=20, keys=1100, dtype=path.dtype)
+    key, value = (item.clone() for item in inputs[1:3])
+    key[:, :, :768], value[:, :, :768] = torch.nan, torch.nan
+    mask = {"causal": True, "window": 100, "query_offset": 1080}
+    found = by_relu_attention(inputs._replace(key=key, value=value), mask, statistics=ALL)
+    for one, other in zip(found, by_relu_attention(inputs, mask, statistics=ALL), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("queries", [4, 40])
+def test_a_window_drops_the_same_weights_in_both_passes(path, queries):
+    """The output is linear in the values: with the same weights, its products with a gradient are those of the values
+    with theirs."""
+    inputs = random_inputs(queries=queries, keys=90, dtype=path.dtype).leaves()
+    options = {"causal": True, "window": 30, "query_offset": 90 - queries, "dropout_p": 0.5, "activation": "identity"}
+    output = relu_attention(*inputs[:3], row_scale=inputs.row_scale, **options)
+    gradient = torch.randn_like(output)
+    (of_value,) = torch.autograd.grad(output, inputs.value, gradient)
+    torch.testing.assert_close((of_value * inputs.value).sum(), (gradient * output).sum())
 
 
 @pytest.mark.parametrize("activation", POINTWISE)
@@ -105,8 +141,10 @@ def test_packed_sequences(path, activation):
     inputs = random_inputs(batch=1, queries=sum(query_lengths), keys=sum(key_lengths), dtype=path.dtype)
     ends = [torch.tensor([0, *lengths]).cumsum(0).int() for lengths in (query_lengths, key_lengths)]
     hidden = torch.rand(1, sum(key_lengths)) < 0.7
-    for padding, (causal, offset) in product((None, hidden), ((False, 0), (True, 0), (True, 2), (True, -2))):
-        packed = {"cu_seqlens_q": ends[0], "cu_seqlens_k": ends[1], "causal": causal, "query_offset": offset}
+    rules = [{"query_offset": 0}, *({"causal": True, "query_offset": offset} for offset in (0, 2, -2))]
+    rules.append({"causal": True, "query_offset": 2, "window": 9})
+    for padding, rule in product((None, hidden), rules):
+        packed = {"cu_seqlens_q": ends[0], "cu_seqlens_k": ends[1], **rule}
         assert_equals_reference(inputs, packed | ({} if padding is None else {"key_padding_mask": padding}), activation)
 
 
@@ -121,7 +159,7 @@ def test_packed_sequences(path, activation):
 )
 def test_row_scales_follow_the_keys_that_are_seen(scaling, expected):
     query, key, value, _ = random_inputs(queries=19, keys=33)
-    for mask in masks(2, 19, 33):
+    for mask in [*masks(2, 19, 33), *({"causal": True, **mask} for mask in windows(2, 19, 33))]:
         count = visible_pairs((2, 19, 33), **mask).sum(-1).clamp_min(1).double()
         found = relu_attention(query, key, value, **scaling, **mask, statistics=ALL)
         wanted = relu_attention(query, key, value, row_scale=expected(count), **mask, statistics=ALL)
@@ -422,6 +460,10 @@ REFUSED = [
     ("dropout_p must be a number .* got torch.float32", {"dropout_p": torch.tensor(0.1)}),
     ("causal must be True or False; got 'no'", {"causal": "no"}),
     ("causal must be True or False; got torch.bool \\(2,\\)", {"causal": torch.tensor([True, False])}),
+    ("window must be an int of at least 1, .* got window=0 and causal=True", {"window": 0, "causal": True}),
+    ("window must be an int .* got window=2.0 and causal=True", {"window": 2.0, "causal": True}),
+    ("window must be an int .* got window=True and causal=True", {"window": True, "causal": True}),
+    ("window .* needs causal=True; got window=4 and causal=False", {"window": 4}),
     ("scale must be a finite number; got nan", {"scale": float("nan")}),
     ("scale must be a finite number; got '0.5'", {"scale": "0.5"}),
     ("query_offset must be an int, .* got 1.5", {"query_offset": 1.5}),

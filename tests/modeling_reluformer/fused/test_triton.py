@@ -127,6 +127,7 @@ def assert_compiled(kernels, capability):
     ("dtype", "head_dim", "capability", "changed"),
     [
         (torch.bfloat16, 64, 90, {"statistics": "sum+entropy", "causal": True}),
+        (torch.bfloat16, 64, 90, {"statistics": "sum", "causal": True, "window": 1}),
         (torch.bfloat16, 128, 90, {"statistics": "sum"}),
         (torch.bfloat16, 128, 90, {"statistics": "sum+entropy", "dropout_p": 0.1}),
         (torch.float16, 128, 80, {"statistics": "sum", "dropout_p": 0.1}),

@@ -51,6 +51,13 @@ def mistral_config(**fields: Any) -> transformers.MistralConfig:
     return transformers.MistralConfig(**{**SMALL, **STABLE, **shape, **fields})
 
 
+def gemma3_config(**fields: Any) -> transformers.Gemma3TextConfig:
+    """As Mistral in layer 0; layer 1 sees everything."""
+    kinds = {"layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 4}
+    shape = {"num_key_value_heads": 2, "max_position_embeddings": 40, "sliding_window": 4, "head_dim": 4}
+    return transformers.Gemma3TextConfig(**{**SMALL, **STABLE, **kinds, **shape, **fields})
+
+
 def marian_config(**fields: Any) -> transformers.MarianConfig:
     stacks = {
         f"{part}_{name}": value
@@ -70,6 +77,7 @@ CONFIGS = {
     "vit": (vit_config, transformers.AutoModel),
     "llama": (llama_config, transformers.AutoModelForCausalLM),
     "mistral": (mistral_config, transformers.AutoModelForCausalLM),
+    "gemma3": (gemma3_config, transformers.AutoModelForCausalLM),
     "marian": (marian_config, transformers.AutoModelForSeq2SeqLM),
 }
 

@@ -80,12 +80,19 @@ def test_other_settings(settings, monkeypatch):
     compare(build("llama", reluformer=settings), oracle("llama", monkeypatch, reluformer=settings), inputs, mask)
 
 
-@pytest.mark.parametrize("family", ["mistral", "modernbert"])
-@pytest.mark.parametrize("side", ["none", "left"])
-def test_sliding_windows_go_to_the_reference(family, side, monkeypatch):
+@pytest.mark.parametrize("family", ["mistral", "gemma3"])
+@pytest.mark.parametrize("side", SIDES)
+def test_sliding_windows_need_no_whole_mask(family, side, monkeypatch, compact):
     mask = padding(side)
     inputs = {"input_ids": tokens(3, 7), "attention_mask": mask}
     compare(build(family), oracle(family, monkeypatch), inputs, mask)
+
+
+@pytest.mark.parametrize("side", ["none", "left"])
+def test_windows_on_both_sides_go_to_the_reference(side, monkeypatch):
+    mask = padding(side)
+    inputs = {"input_ids": tokens(3, 7), "attention_mask": mask}
+    compare(build("modernbert"), oracle("modernbert", monkeypatch), inputs, mask)
 
 
 @pytest.mark.parametrize("family", ["mistral", "modernbert"])
@@ -116,7 +123,7 @@ def test_packed_sequences_do_not_see_each_other():
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
-@pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3"])
 def test_cached_steps_equal_the_whole(family, kind):
     """Four tokens, then three at once, then one by one."""
     model, source, mask = build(family), tokens(3, 9), padding("left", length=9)
@@ -131,9 +138,9 @@ def test_cached_steps_equal_the_whole(family, kind):
 
 
 @pytest.mark.parametrize(("cache", "beams"), [("dynamic", 3), ("static", 1), (None, 1)])
-@pytest.mark.parametrize("family", ["llama", "marian"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3", "marian"])
 def test_generates_what_the_formula_generates(family, cache, beams, monkeypatch, compact):
-    source, mask = tokens(3, 7), padding("left" if family == "llama" else "right")
+    source, mask = tokens(3, 7), padding("right" if family == "marian" else "left")
     options = {"attention_mask": mask, "max_new_tokens": 6, "min_new_tokens": 6, "num_beams": beams, "do_sample": False}
     how = {"use_cache": False} if cache is None else {"cache_implementation": cache}
     found = build(family).generate(source, **options, **how)

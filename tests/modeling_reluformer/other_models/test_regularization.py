@@ -51,7 +51,7 @@ def square(mask: Tensor, causal: bool, queries: int | None = None) -> Tensor:
 @pytest.mark.parametrize("side", ["none", "left", "right"])
 @pytest.mark.parametrize("family", ["bert", "llama", "mistral"])
 def test_is_eq7_over_real_rows(family, side):
-    """Mistral's window of 4 has no compact form: the reference computes it."""
+    """Mistral has a window of 4."""
     mask = padding(side)
     model, inputs = regularised(family), {"input_ids": tokens(3, 7), "attention_mask": mask}
     seen = torch.ones(3, 7) if mask is None else mask

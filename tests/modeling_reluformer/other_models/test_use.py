@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
+from transformers.masking_utils import (
+    and_masks,
+    bidirectional_mask_function,
+    causal_mask_function,
+    chunked_causal_mask_function,
+    or_masks,
+    sdpa_mask,
+    sliding_window_overlay,
+)
 from transformers.masking_utils import sliding_window_causal_mask_function as sliding_window
 from transformers.utils.logging import warning_once
 
@@ -57,10 +65,12 @@ def test_defaults_and_the_reference_are_said_once(warnings):
     for _ in range(2):
         model(tokens(2, 7))
     assert len(warnings) == 1 and "BertConfig" in warnings[0] and "gamma=16.0" in warnings[0], warnings
-    model = build("mistral")
+    build("mistral")(tokens(2, 7))
+    assert len(warnings) == 1, "a sliding window has a compact form"
+    model = build("modernbert")
     for _ in range(2):
         model(tokens(2, 7))
-    assert len(warnings) == 2 and "sliding window" in warnings[1], warnings
+    assert len(warnings) == 2 and "a window on both sides" in warnings[1], warnings
 
 
 @pytest.mark.parametrize(
@@ -158,14 +168,16 @@ def test_nothing_else_is_registered_or_computed(monkeypatch):
     assert transformers.AutoModel.from_config(bert_config()).config._attn_implementation == "sdpa"
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", ["bidirectional", "causal", "window"])
 @pytest.mark.parametrize("side", ["none", "left", "right"])
-def test_a_compact_mask_stands_for_a_whole_one(causal, side):
+def test_a_compact_mask_stands_for_a_whole_one(kind, side):
     keywords = {"batch_size": 3, "q_length": 3, "kv_length": 7, "q_offset": 4, "attention_mask": padding(side)}
     if keywords["attention_mask"] is not None:
         keywords["attention_mask"] = keywords["attention_mask"].bool()
-    if not causal:
+    if kind == "bidirectional":
         keywords["mask_function"] = bidirectional_mask_function
+    elif kind == "window":
+        keywords |= {"mask_function": sliding_window(3), "local_size": 3}
     mask = relu_attention_mask(**keywords)
     whole = sdpa_mask(**keywords, allow_is_causal_skip=False)
     assert isinstance(mask, VisibilityMask) and mask.shape == whole.shape and mask.dtype == torch.bool
@@ -193,6 +205,21 @@ def test_a_window_that_hides_keys_from_later_queries_is_kept():
     for queries, window in ((6, 4), (7, 6)):
         found = relu_attention_mask(1, queries, 3, mask_function=sliding_window(window), local_size=window)
         assert not found[0, 0, queries - 1, 0] and found[0, 0, window - 1, 0]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        chunked_causal_mask_function(3, torch.tensor([0])),
+        and_masks(sliding_window(3), causal_mask_function),
+        and_masks(causal_mask_function, sliding_window(3)),
+        or_masks(sliding_window_overlay(3), causal_mask_function),
+    ],
+)
+def test_what_only_looks_like_a_sliding_window_stays_whole(other):
+    sizes = {"batch_size": 1, "q_length": 7, "kv_length": 7, "mask_function": other}
+    found = relu_attention_mask(**sizes, local_size=3)
+    assert type(found) is torch.Tensor and torch.equal(found, sdpa_mask(**sizes, allow_is_causal_skip=False))
 
 
 def test_traced_masks_are_ordinary_tensors(monkeypatch):
