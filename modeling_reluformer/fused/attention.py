@@ -19,7 +19,8 @@ from .operator import operator_for, refuse_dual
 from .specification import Specification, check_inputs, check_scaling
 
 # Plain products are faster than the Triton kernels and the blockwise loop for so few queries, and than the loop for so
-# few scores of all heads together (`python -m benchmarks without-library`). For a GPU, `python -m benchmarks.gpu decode` measures up to how many.
+# few scores of all heads together (`python -m benchmarks without-library`). For a GPU, `python -m benchmarks.gpu decode`
+# measures up to how many.
 PLAIN_QUERIES = 16
 PLAIN_SCORES = 2**21
 
