@@ -54,7 +54,7 @@ def relu_attention(
     Args:
         query: (batch, heads, queries, head_dim), any strides. float64, float32, bfloat16 or float16.
         key, value: (batch, key_heads, keys, head_dim), in the dtype of the query; neighbouring query heads share a head
-            of keys. NaN and infinity in a value reach each query that sees its key, and with `causal` others.
+            of keys. NaN and infinity in a value reach each query that sees its key, with `causal` others as well.
         gamma: of the scaling "variance", r_i = 1 / (gamma sqrt(n_i / 2)) with n_i visible keys; 16 suits up to 1,024
             tokens. A number above 0, or a tensor () or (heads,), which gets a gradient.
         scaling, alpha: "variance"; "length", r_i = n_i^-alpha with alpha from 0 to 2, default 1; "none", r_i = 1.
