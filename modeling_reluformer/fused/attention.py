@@ -19,8 +19,8 @@ from .operator import operator_for, refuse_dual
 from .specification import Specification, check_inputs, check_scaling
 
 # Plain products are faster than the Triton kernels and the blockwise loop for so few queries, and than the loop for so
-# few scores of all heads together (`python -m benchmarks without-library`). For a GPU, `python -m benchmarks.gpu decode`
-# measures up to how many.
+# few scores of all heads together. On a CPU `python -m benchmarks without-library` shows it; for a GPU, `python -m
+# benchmarks.gpu decode` measures up to how many queries.
 PLAIN_QUERIES = 16
 PLAIN_SCORES = 2**21
 
@@ -152,8 +152,13 @@ def _is_small(query: Tensor, key: Tensor) -> bool:
 
 
 def _plain(query: Tensor, key: Tensor, value: Tensor, specification: Specification) -> tuple[Tensor | None, ...]:
-    """The whole problem at once, as autograd differentiates it: also forward, and more than once. Output, S and T."""
-    mask = specification.key_padding_mask
+    """The whole problem at once, as autograd differentiates it: also forward, and more than once. Output, S and T.
+
+    float16 is computed in float32: its range is small, and the weights, as the row scale leaves them, smaller still.
+    """
+    dtype, mask = query.dtype, specification.key_padding_mask
+    if dtype == torch.float16:
+        query, key, value = (tensor.float() for tensor in (query, key, value))
     if mask is not None:  # what padding holds, NaN for one, must not reach a product
         key, value = (tensor.masked_fill(~mask[:, None, :, None], 0.0) for tensor in (key, value))
     found = reference_attention(
@@ -167,4 +172,4 @@ def _plain(query: Tensor, key: Tensor, value: Tensor, specification: Specificati
         dropout_p=specification.dropout_p,
         statistics=specification.statistics,
     )
-    return found.output, found.row_sum, found.row_sum_log
+    return found.output.to(dtype), found.row_sum, found.row_sum_log

@@ -198,6 +198,42 @@ def test_the_bits_are_those_of_every_instruction_set_batch_and_number_of_threads
 
 
 @pytest.fixture
+def continuations():
+    """The operator by each instruction set in turn, with all of them back at the end."""
+    operators = torch.ops.reluformer_cpu
+
+    def by_every_set(logits, number):
+        results = []
+        for name in operators.instruction_sets():
+            operators.choose_instruction_set(name)
+            results.append(operators.continuations(logits, torch.zeros(len(logits)), 1, number))
+        return results
+
+    yield by_every_set
+    operators.choose_instruction_set(operators.instruction_sets()[0])
+
+
+def test_the_largest_logit_may_be_the_last_of_an_odd_vocabulary(continuations):
+    logits = torch.zeros(1, 45)
+    logits[0, 44] = 200.0  # of which the logarithm of the sum is 200, too
+    for log_probability, index in continuations(logits, 1):
+        assert log_probability.item() == 0.0 and index.tolist() == [[44]]
+
+
+def test_of_equal_logits_the_first_comes_first(continuations):
+    logits = torch.zeros(1, 40)
+    logits[0, [5, 9, 30]] = 1.0
+    assert all(index.tolist() == [[5, 9, 30]] for _, index in continuations(logits, 3))
+
+
+def test_a_weight_that_is_not_a_number_is_seen_in_the_states():
+    model = tiny_model(activation_function="relu")
+    with torch.no_grad():
+        model.model.encoder.layers[0].self_attn.q_proj.weight.fill_(math.nan)
+    assert states_and_logits(model, "float32")[0].isnan().all()
+
+
+@pytest.fixture
 def translator():
     tokenizer = demo_tokenizer(200)
     return Translator(tiny_model(vocab_size=len(tokenizer), activation_function="relu"), tokenizer, max_new_tokens=8)

@@ -88,6 +88,12 @@ def test_the_command_builds_it_and_says_where_or_that_there_is_none(fresh, capsy
     assert command() == (True, "no compiled attention: the Python loop computes\n")
 
 
+def test_the_library_of_the_package_is_kept_where_it_cannot_be_loaded(fresh):
+    inside = library.SOURCES / library_name(library.SOURCES, library.UNITS)
+    inside.write_text("of another system")
+    assert library.library(large=False) is None and inside.is_file()
+
+
 @needs_compiler
 def test_one_that_cannot_be_loaded_is_built_anew(fresh, tmp_path):
     built = tmp_path / "cache" / library_name(library.SOURCES, library.UNITS)

@@ -134,6 +134,32 @@ def test_grouped_keys_shared_row_scales_strides_and_statistics(path, statistics)
     assert_equals_reference(few, {}, statistics=statistics)
 
 
+@pytest.mark.parametrize("path", COMPILED, indirect=True)
+@pytest.mark.parametrize(("queries", "keys", "width"), [(8, 48, 32), (7, 33, 48), (5, 64, 128)])
+def test_few_keys_are_read_where_they_lie(path, queries, keys, width):
+    assert_equals_reference(random_inputs(batch=1, queries=queries, keys=keys, head_dim=width, dtype=path.dtype), {})
+
+
+@pytest.mark.parametrize("path", COMPILED, indirect=True)
+def test_rows_of_the_next_head_do_not_come_in(path):
+    """Ten queries end within a tile that is read as a whole; behind them stand those of the next head."""
+    inputs = random_inputs(batch=1, heads=2, queries=10, keys=20, head_dim=16, dtype=path.dtype)
+    inputs.query[0, 1] = math.nan
+    assert all(result[0, 0].isfinite().all() for result in by_relu_attention(inputs, {}))
+
+
+@pytest.mark.parametrize("path", COMPILED, indirect=True)
+def test_buffers_are_as_large_as_the_longest_of_few_sequences(path):
+    before = torch.get_num_threads()
+    torch.set_num_threads(5)  # more than there are pieces to share
+    try:
+        inputs = random_inputs(batch=1, heads=1, queries=300, keys=900, head_dim=16, dtype=path.dtype)
+        ends = {"cu_seqlens_q": torch.tensor([0, 40, 300]).int(), "cu_seqlens_k": torch.tensor([0, 40, 900]).int()}
+        assert_equals_reference(inputs, ends)
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("activation", ["relu", "sigmoid"])
 def test_packed_sequences(path, activation):
     long = 40 if path.is_slow else 290
@@ -446,6 +472,18 @@ def test_scores_beyond_float16_do_not_overflow(path):
     query, key, value = (torch.full((1, 1, 20, 64), number).half() for number in (100.0, 15.0, 0.01))
     whole = relu_attention(query, key, value, gamma=1e3)  # q·k = 96,000 is beyond float16, c · q·k is not
     assert whole.isfinite().all() and (whole > 0).all()
+
+
+@pytest.mark.parametrize("path", ["plain"], indirect=True)
+def test_plain_products_of_float16_are_computed_wide(path):
+    """A weight of 160,000, which the row scale makes 1.6."""
+    query, key, value = (torch.full((1, 1, 1, 4), number).half() for number in (20.0, 10.0, 0.5))
+    options = {"row_scale": torch.full((1, 1, 1), 1e-5), "activation": "relu2", "statistics": ALL}
+    output, row_sum, row_sum_log = relu_attention(query, key, value, **options)
+    assert output.dtype == torch.float16 and row_sum.dtype == torch.float32
+    torch.testing.assert_close(output.float(), torch.full((1, 1, 1, 4), 0.8), rtol=1e-3, atol=0)
+    torch.testing.assert_close(row_sum, torch.full((1, 1, 1), 1.6))
+    torch.testing.assert_close(row_sum_log, torch.full((1, 1, 1), 1.6 * math.log(1.6)), rtol=1e-5, atol=0)
 
 
 ROW_SCALE = torch.ones(1, 2, 5)

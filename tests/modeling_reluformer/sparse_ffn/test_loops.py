@@ -144,6 +144,13 @@ def test_every_activation(loops, activation, shift):
                 assert torch.equal(found, second.bias.to(dtype).expand(3, -1))
 
 
+def test_a_neuron_that_the_last_of_many_rows_alone_needs_is_computed(loops):
+    parts, x = network(30, 4, 20, torch.float32, torch.float32), torch.randn(9, 30)
+    parts[0].bias.zero_()
+    x[:8] = 0
+    assert_close(loops.feed_forward(x, *parts, "relu"), oracle(x, *parts, "relu"), torch.float32)
+
+
 def test_activations_that_are_given(loops):
     """As those of a threshold or of top-k, which torch computes."""
     for kind, dtype in KINDS:
@@ -201,6 +208,17 @@ def test_a_zero_times_a_number_that_is_not_finite_is_not_skipped(loops):
         x[0, 7] = torch.inf
         assert (scores(x, first) == -torch.inf).all() and scores(x, up).isinf().all()
         assert loops.feed_forward(x, first, up, second, "relu").isnan().all()
+
+
+def test_threads_leave_no_neuron_out(loops):
+    """1,601 is one more than two threads share evenly."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        parts, x = network(200, 1601, 190, torch.float32, torch.float32), torch.randn(2, 200)
+        assert_close(loops.feed_forward(x, *parts, "identity"), oracle(x, *parts, "identity"), torch.float32)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_threads_share_the_neurons(loops):
