@@ -137,7 +137,7 @@ def quality_table(names: Mapping[str, str], heading: str, ours: str = "ReLU") ->
         quoted, found = Quoted(name), evidence.comparison(evidence.BY_NAME[name])
         scores = [f"{quoted.theirs:.2f}", f"{quoted.ours:.2f}", evidence.signed(quoted.relu)]
         rows.append([label, *scores, evidence.how_sure(found)])
-    return "\n".join(table((heading, "softmax", ours, "difference", "how sure"), rows)) + "\n"
+    return "\n".join(table((heading, "softmax", ours, f"{ours} minus softmax", "how sure"), rows)) + "\n"
 
 
 BY_LENGTH = {
@@ -210,7 +210,7 @@ MODELS = {
     ("sentences, ReLU", "Multi30k and Tatoeba, German → English"): "sentences_end_relu_dropout_0.1",
     ("sentences, ReLU²", "the same"): "sentences_end_relu2_lambda_0.1_dropout_0.1",
     ("documents of 512 tokens, ReLU", "Europarl, Italian → English"): "documents_end_relu_512",
-    ("… γ kept from training on 128 tokens", "the same"): "documents_fixed_512",
+    ("documents of 512 tokens, ReLU, continued from 128 tokens with its γ", "the same"): "documents_fixed_512",
     ("language models, ReLU", "Python source of 25 packages"): "lm_relu_attention_pre_gelu_lambda_0.01",
     ("language models, ReLU²", "the same"): "lm_relu2_attention_lambda_0.01",
     ("images in 49 patches, ReLU", "Fashion-MNIST"): "vit_relu_alpha_1.0_L49",
@@ -220,7 +220,7 @@ MODELS = {
 def models_table() -> str:
     """γ and λ of the default configuration, and of what was trained, with data sets and sizes; softmax has the same."""
     default = ReLUFormerConfig()
-    rows = [["**the default**", "", "", "", f"{default.attention_gamma:g}", f"{default.regularization_weight:g}"]]
+    rows = [["**default settings**", "", "", "", f"{default.attention_gamma:g}", f"{default.regularization_weight:g}"]]
     trainings, places = load_rows(evidence.SIZE).rows, Places.of(evidence.SIZE)
     for (label, data), name in MODELS.items():
         results = (read_training(Task(trainings[name], seed, places)) for seed in evidence.SEEDS)
@@ -243,7 +243,7 @@ def _gamma_and_lambda(model: Mapping[str, Any]) -> list[str]:
         return [f"{model['attention_gamma']:g}", f"{model['regularization_weight']:g}"]
     preset = ReLUFormerConfig.from_preset(model["preset"])
     assert preset.attention_scaling == "length", model
-    return ["none: divided by n", f"{preset.regularization_weight:g}"]
+    return ["none; weights are divided by n", f"{preset.regularization_weight:g}"]
 
 
 def claims_table() -> str:
@@ -309,7 +309,14 @@ def processor(result: Mapping[str, Any]) -> str:
 
 def overview_table() -> str:
     """Speed of training and use of whole models, by type."""
-    header = ["model", "processor", "training, float32", "bfloat16", "inference, float32", "bfloat16"]
+    header = [
+        "model",
+        "processor",
+        "training, float32",
+        "training, bfloat16",
+        "inference, float32",
+        "inference, bfloat16",
+    ]
     keys = [(task, dtype) for task in ("training", "use") for dtype in DTYPES]
     rows = ([row.name, row.processor, *(f"{row.ratios[key]:.2f}" for key in keys)] for row in overview_rows())
     return "\n".join(table(header, rows, numbers=True)) + "\n"
