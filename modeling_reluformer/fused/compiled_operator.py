@@ -13,8 +13,6 @@ from ..compiled.library import is_settled, library
 from .operator import backward_fake, forward_fake
 from .specification import Specification
 
-# Those of attention.cpp.
-ACTIVATIONS = ("relu", "relu2", "relu6", "sigmoid", "softplus", "gelu", "identity")
 _DTYPES = (torch.float32, torch.bfloat16)
 # From so many scores on, in a call whose gradient is wanted, the library is built if there is none; without gradients,
 # in generation for one, only a call that takes seconds is worth waiting for it.
@@ -24,7 +22,7 @@ SCORES_WORTH_BUILDING_WITHOUT_GRADIENTS = 2**29
 
 def compiled_operator(query: Tensor, key: Tensor, specification: Specification) -> Any | None:
     """The operator that computes a call, with the arguments of `pointwise_attention`; None if the Python loop is to."""
-    if specification.activation not in ACTIVATIONS or query.dtype not in _DTYPES or query.device.type != "cpu":
+    if query.dtype not in _DTYPES or query.device.type != "cpu":
         return None
     # A derivative in C++ does not take part in the transforms of torch.func, of which an error would tell nobody what
     # to do.
@@ -32,13 +30,15 @@ def compiled_operator(query: Tensor, key: Tensor, specification: Specification) 
         return None
     # after the first calls no size is asked for any more: small models wait for each Python call
     large = not is_settled() and not torch.compiler.is_compiling() and _is_worth_building(query, key)
-    return torch.ops.reluformer_cpu.attention.default if _serves(query.dtype, large) else None
+    return torch.ops.reluformer_cpu.attention.default if _serves(query.dtype, specification.activation, large) else None
 
 
-def _serves(dtype: torch.dtype, large: bool) -> bool:
+def _serves(dtype: torch.dtype, activation: str, large: bool) -> bool:
     operators = library(large)
     # asked at each call: torch.export, among others, turns oneDNN off for a while
-    return operators is not None and torch.backends.mkldnn.enabled and dtype in _served_dtypes(operators)
+    if operators is None or not torch.backends.mkldnn.enabled:
+        return False
+    return dtype in _served_dtypes(operators) and activation in _served_activations(operators)
 
 
 # What `torch.compiler.assume_constant_result` sets; that one imports the whole compiler.
@@ -50,6 +50,11 @@ def _is_worth_building(query: Tensor, key: Tensor) -> bool:
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad):
         return scores >= SCORES_WORTH_BUILDING
     return scores >= SCORES_WORTH_BUILDING_WITHOUT_GRADIENTS
+
+
+@functools.cache
+def _served_activations(operators: Any) -> frozenset[str]:
+    return frozenset(operators.activations())
 
 
 @functools.cache

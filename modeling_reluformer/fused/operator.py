@@ -17,6 +17,7 @@ from torch.autograd.forward_ad import unpack_dual
 from torch.autograd.function import once_differentiable
 
 from ..attention_reluformer import wide
+from .activations import ACTIVATIONS
 from .blockwise import blockwise_backward, blockwise_forward, empty_like_heads
 from .specification import SCHEMA, STATISTICS, TENSOR_COUNT, Specification
 
@@ -45,13 +46,13 @@ def refuse_dual(*tensors: Tensor | None) -> None:
 
 
 def on_cuda(query: Tensor) -> bool:
-    """Whether the Triton kernels compute a call, not the blockwise loop."""
+    """Whether the Triton kernels compute a call whose activation they have, not the blockwise loop."""
     return query.device.type == "cuda"
 
 
 def _forward(query: Tensor, key: Tensor, value: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     specification = Specification(*arguments)
-    if on_cuda(query):
+    if on_cuda(query) and ACTIVATIONS[specification.activation].has_kernels:
         from .triton_launch import triton_forward  # imports Triton, which a CPU has no use for
 
         return _three(*triton_forward(query, key, value, specification))
@@ -77,13 +78,14 @@ def _backward(
     grad_output: Tensor, grad_sum: Tensor | None, grad_sum_log: Tensor | None, query: Tensor, *arguments: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     key, value, *rest = arguments
-    given = grad_output, grad_sum, grad_sum_log, query, key, value, Specification(*rest)
-    if on_cuda(query):
+    specification = Specification(*rest)
+    inputs = grad_output, grad_sum, grad_sum_log, query, key, value, specification
+    if on_cuda(query) and ACTIVATIONS[specification.activation].has_kernels:
         from .triton_launch import triton_backward
 
-        return triton_backward(*given)
+        return triton_backward(*inputs)
     with torch.autocast(query.device.type, enabled=False):
-        return blockwise_backward(*given)
+        return blockwise_backward(*inputs)
 
 
 def backward_fake(

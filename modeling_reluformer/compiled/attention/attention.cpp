@@ -46,6 +46,26 @@ std::string choose_instruction_set(std::string_view name) {
   return reluformer::chosen_set()->name;
 }
 
+std::vector<std::string> activations() {
+  std::vector<std::string> names;
+  for (const reluformer::Activation& activation : reluformer::kActivations) {
+    names.push_back(activation.name);
+  }
+  return names;
+}
+
+// The number of an activation; Python asks for no other.
+int64_t activation_of(std::string_view name) {
+  for (int64_t number = 0; number < reluformer::kActivationCount; ++number) {
+    if (reluformer::kActivations[number].name == name) {
+      return number;
+    }
+  }
+  TORCH_CHECK_VALUE(false, "the compiled attention does not know the activation '", name, "'.");
+}
+
+bool closed_at_zero(std::string_view name) { return reluformer::kActivations[activation_of(name)].closed_at_zero; }
+
 bool fits(const Tensor& query, const Tensor& key, const Tensor& value, const MaybeTensor& row_scale,
           const MaybeTensor& mask) {
   auto is_one = [&](const Tensor& tensor) {
@@ -170,9 +190,7 @@ Call call_of(const Tensor& query, const Tensor& value, const MaybeTensor& offset
              const std::optional<int64_t>& window, double dropout, std::string_view statistics) {
   constexpr int64_t kFar = int64_t{1} << 40;  // behind the end of every sequence, and far from overflow
   const int64_t drawn = seed ? seed->item<int64_t>() : 0, first = offset ? offset->item<int64_t>() : query_offset;
-  // in the order of Activation in kernels.h
-  const int64_t h =
-      reluformer::number_of({"relu", "relu2", "relu6", "sigmoid", "softplus", "gelu", "identity"}, activation);
+  const int64_t h = activation_of(activation);
   const int64_t level = reluformer::number_of({"none", "sum", "sum+entropy"}, statistics);
   const int64_t offset_of_call = std::clamp(first, -kFar, kFar);
   // from any offset, a window of 2 kFar reaches back to the first key
@@ -295,6 +313,8 @@ TORCH_LIBRARY(reluformer_cpu, library) {
   library.def("attention(" RELUFORMER_SCHEMA);
   library.def("attention_backward(Tensor grad_output, Tensor? grad_sum, Tensor? grad_sum_log, " RELUFORMER_SCHEMA);
   library.def("supports(ScalarType dtype) -> bool", supports);
+  library.def("activations() -> str[]", activations);
+  library.def("closed_at_zero(str activation) -> bool", closed_at_zero);
   library.def("instruction_sets() -> str[]", instruction_sets);
   library.def("choose_instruction_set(str name) -> str", choose_instruction_set);
 }

@@ -312,7 +312,7 @@ inline int64_t real_length(const Piece& piece) {
 
 // Which of the first `count` keys are real, as masks of lanes; null where an activation needs none.
 inline const int32_t* masks_of_keys(const Piece& piece, const Call& call, int64_t count, int32_t* masks) {
-  if (!piece.real || closed_at_zero(call.activation) ||
+  if (!piece.real || kActivations[call.activation].closed_at_zero ||
       std::all_of(piece.real, piece.real + count, [](bool real) { return real; })) {
     return nullptr;
   }

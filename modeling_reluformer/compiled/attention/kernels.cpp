@@ -520,22 +520,19 @@ constexpr void (*kMultiply)(const Product<float>&) = multiply;
 
 template <typename Scalar, typename Number>
 constexpr Kernels<Scalar, Number> kernels_of() {
-#define RELUFORMER_EACH(function, Type)                                                          \
-  {                                                                                              \
-    function<Relu, Type>, function<Relu2, Type>, function<Relu6, Type>, function<Sigmoid, Type>, \
-        function<Softplus, Type>, function<Gelu, Type>, function<Identity, Type>                 \
-  }
+#define RELUFORMER_WEIGH(H, name, closed_at_zero) weigh<H, Number>,
+#define RELUFORMER_DIFFERENTIATE(H, name, closed_at_zero) differentiate<H, Number>,
+#define RELUFORMER_ATTEND_ROW(H, name, closed_at_zero) attend_row<H, Scalar>,
   return {kMultiply,
           copy_rows<Scalar, Number>,
           scale_rows<Scalar, Number>,
           transpose<Number>,
           pair_rows<Number>,
-          RELUFORMER_EACH(weigh, Number),
-          RELUFORMER_EACH(differentiate, Number),
+          {RELUFORMER_ACTIVATIONS(RELUFORMER_WEIGH)},
+          {RELUFORMER_ACTIVATIONS(RELUFORMER_DIFFERENTIATE)},
           write_rows<Scalar>,
           write_transposed<Scalar>,
-          RELUFORMER_EACH(attend_row, Scalar)};
-#undef RELUFORMER_EACH
+          {RELUFORMER_ACTIVATIONS(RELUFORMER_ATTEND_ROW)}};
 }
 
 }  // namespace

@@ -7,11 +7,25 @@
 
 namespace reluformer {
 
-// In the order of `call_of` in attention.cpp.
-enum Activation : int64_t { kRelu, kRelu2, kRelu6, kSigmoid, kSoftplus, kGelu, kIdentity, kActivations };
+// The activations of attention: the struct in activations.h, its name, and whether it is closed at zero, as in
+// fused/activations.py. The number of an activation is its place in this list.
+#define RELUFORMER_ACTIVATIONS(ACTIVATION) \
+  ACTIVATION(Relu, "relu", true)           \
+  ACTIVATION(Relu2, "relu2", true)         \
+  ACTIVATION(Relu6, "relu6", true)         \
+  ACTIVATION(Sigmoid, "sigmoid", false)    \
+  ACTIVATION(Softplus, "softplus", false)  \
+  ACTIVATION(Gelu, "gelu", false)          \
+  ACTIVATION(Identity, "identity", false)
 
-// With these a key of zeros gets no weight and no gradient, so that it needs no mask.
-constexpr bool closed_at_zero(int64_t activation) { return activation <= kRelu6; }
+struct Activation {
+  const char* name;
+  bool closed_at_zero;  // a key of zeros gets no weight and no gradient, so that it needs no mask
+};
+
+#define RELUFORMER_ACTIVATION_ROW(H, name, closed_at_zero) {name, closed_at_zero},
+constexpr Activation kActivations[] = {RELUFORMER_ACTIVATIONS(RELUFORMER_ACTIVATION_ROW)};
+constexpr int64_t kActivationCount = sizeof(kActivations) / sizeof(Activation);
 
 // Dropout keeps a weight where a hash of its place passes a threshold: the same in both passes, however tiles are cut.
 struct Dropout {
@@ -79,11 +93,12 @@ struct Kernels {
   void (*pair_rows)(const Matrix<const Number>& from, const Size& size, Number* to);
   // scores → weights D h(x), and sums of h(x) and of h(x) log h(x) added to (rows,) where not null. The weights may be
   // written over the scores.
-  void (*weigh[kActivations])(const Tile& tile, const float* scores, Number* weights, float* sums, float* sums_log);
+  void (*weigh[kActivationCount])(const Tile& tile, const float* scores, Number* weights, float* sums, float* sums_log);
   // gradients: of the dropped weights → of the products q·k, h'(x) (D g + rho_i + tau_i log h(x)) · scale, in rows and,
   // of bfloat16, as pairs; and D h(x) as pairs. rho, tau: (rows,). The outputs of float may be written over the inputs.
-  void (*differentiate[kActivations])(const Tile& tile, const float* scores, const float* gradients, const float* rho,
-                                      const float* tau, Number* weights, Number* rows, Number* pairs);
+  void (*differentiate[kActivationCount])(const Tile& tile, const float* scores, const float* gradients,
+                                          const float* rho, const float* tau, Number* weights, Number* rows,
+                                          Number* pairs);
   // values · factor_i → rows of a tensor; factors null: 1.
   void (*write_rows)(const Matrix<const float>& values, const float* factors, const Size& size,
                      const Matrix<Scalar>& to);
@@ -91,8 +106,8 @@ struct Kernels {
   void (*write_transposed)(const Matrix<const float>& values, const Size& size, const Matrix<Scalar>& to);
   // One query without a copy of keys and values: output (dims_v,), sums as in `weigh`. weights: room for (keys,)
   // rounded up.
-  void (*attend_row[kActivations])(const Tile& tile, const Row<Scalar>& row, float* weights, float* output, float* sums,
-                                   float* sums_log);
+  void (*attend_row[kActivationCount])(const Tile& tile, const Row<Scalar>& row, float* weights, float* output,
+                                       float* sums, float* sums_log);
 };
 
 struct KernelSet {

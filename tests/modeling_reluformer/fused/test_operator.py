@@ -9,8 +9,10 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from reluformer import relu_attention
+from reluformer.modeling_reluformer.attention_reluformer import POINTWISE
 from reluformer.modeling_reluformer.compiled import library
 from reluformer.modeling_reluformer.fused import compiled_operator
+from reluformer.modeling_reluformer.fused.activations import ACTIVATIONS
 from reluformer.modeling_reluformer.fused.operator import pointwise_attention
 from reluformer.modeling_reluformer.fused.specification import SCHEMA, Specification
 
@@ -47,6 +49,16 @@ def test_python_and_cpp_take_the_same_arguments():
         for operator in (pointwise_attention._opoverload, torch.ops.reluformer_cpu.attention.default)
     )
     assert ours == theirs and [name for name, _ in ours[3:]] == [part.split()[1] for part in SCHEMA.split(", ")]
+
+
+def test_cpp_knows_of_each_activation_what_python_knows():
+    operators = library.library(large=True)
+    if operators is None:
+        pytest.skip("the compiled attention cannot be built here")
+    assert set(operators.activations()) == set(POINTWISE)
+    for name in operators.activations():
+        assert operators.closed_at_zero(name) == ACTIVATIONS[name].closed_at_zero
+        assert ACTIVATIONS[name].has_kernels, f"on CUDA, blocks in PyTorch would compute {name}"
 
 
 def test_the_arguments_of_the_operators_are_the_fields_in_their_order():
