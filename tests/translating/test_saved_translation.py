@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 from reluformer import Translator
 from reluformer.configuration.errors import UserError
 from reluformer.modeling_reluformer.compiled.library import library
+from reluformer.translating import saved_translation
 from reluformer.translating.loading import load_model_config
 from reluformer.translating.saved_translation import expected_shapes, quick_translator
 from reluformer.translating.shipped import shipped_models
@@ -56,6 +57,15 @@ def test_translations_and_shapes_are_those_of_transformers(name, tmp_path, token
     ids = torch.arange(len(tokenizer)).view(2, -1)
     assert quick.batch_decode(ids, True) == whole.batch_decode(ids, skip_special_tokens=True)
     assert (quick.eos_token_id, quick.pad_token_id) == (whole.eos_token_id, whole.pad_token_id)
+
+
+def test_each_field_that_a_configuration_writes_has_a_rule(tmp_path):
+    """A saved model with a field that has none would start slowly, without a word."""
+    tiny_model().save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text()).keys()
+    fields, optional = saved_translation._FIELDS.keys(), saved_translation._OPTIONAL_FIELDS.keys()
+    assert written - fields - optional == set(), "add these to _OPTIONAL_FIELDS of translating/saved_translation.py"
+    assert fields - written == set(), "no configuration writes these any more; take them from _FIELDS"
 
 
 def test_what_was_loaded_and_saved_again_and_what_trainer_saves_is_still_read(tmp_path):
