@@ -73,7 +73,8 @@ SAID = [
     ),
     (
         EARLY,
-        "[{gain} BLEU](evidence.md#few-updates) ahead after 800 updates on Multi30k ({seeds}, half the usual learning rate)",
+        "[{gain} BLEU](evidence.md#few-updates) ahead after 800 updates on Multi30k ({seeds}, half the usual "
+        "learning rate)",
     ),
     (BY_SENTENCE, "[{gain} BLEU](evidence.md#documents) ahead of ReLU ({seeds})"),
     (DOCUMENTS["128 tokens"], "softmax is ahead by {gain} to"),
