@@ -210,7 +210,7 @@ MODELS = {
     ("sentences, ReLU", "Multi30k and Tatoeba, German → English"): "sentences_end_relu_dropout_0.1",
     ("sentences, ReLU²", "the same"): "sentences_end_relu2_lambda_0.1_dropout_0.1",
     ("documents of 512 tokens, ReLU", "Europarl, Italian → English"): "documents_end_relu_512",
-    ("documents of 512 tokens, ReLU, continued from 128 tokens with its γ", "the same"): "documents_fixed_512",
+    ("documents of 512 tokens, ReLU, first trained on 128 tokens, γ unchanged", "the same"): "documents_fixed_512",
     ("language models, ReLU", "Python source of packages on PyPI"): "lm_relu_attention_pre_gelu_lambda_0.01",
     ("language models, ReLU²", "the same"): "lm_relu2_attention_lambda_0.01",
     ("images in 49 patches, ReLU", "Fashion-MNIST"): "vit_relu_alpha_1.0_L49",

@@ -98,9 +98,10 @@ def how_sure(found: Comparison) -> str:
         noise = ": within the noise" if found.noise else ""
         return f"{seeds}, 95 % interval {signed(low)} to {signed(high)}{noise}"
     if len(found.each) > 1:
-        seeds += ", inconclusive" if found.seeds_disagree else " that agree"
+        seeds += " that differ too much" if found.seeds_disagree else " that agree"
     test_set = ", inconclusive" if found.p_value >= SIGNIFICANT else ""
-    return f"{seeds}; on the test set {p_in_words(found.p_value)}{test_set}"
+    alone = "these models" if len(found.each) > 1 else "this pair"
+    return f"{seeds}; for {alone} alone {p_in_words(found.p_value)}{test_set}"
 
 
 def signed(number: float, digits: int = 2) -> str:

@@ -79,12 +79,12 @@ def line(monkeypatch):
 def test_a_line_has_means_and_the_difference_of_each_seed_that_both_have(line):
     softmax, relu = {1: 80.0, 2: 82.0}, {1: 70.0, 2: 81.9, 3: 1.0}
     scores = ["81.00 (80.00, 82.00)", "75.95 (70.00, 81.90)", "−5.05 (−10.00, −0.10)"]
-    noise = "two seeds, inconclusive; on the test set p = 0.001"
+    noise = "two seeds that differ too much; for these models alone p = 0.001"
     assert line(softmax, relu) == [*scores, noise, "10", "100 / 60"]
-    assert line(softmax, {1: 70.0, 2: 73.0})[3] == "two seeds that agree; on the test set p = 0.001"
+    assert line(softmax, {1: 70.0, 2: 73.0})[3] == "two seeds that agree; for these models alone p = 0.001"
     longer = {"training": {"updates": 12_500}, "cpu_seconds": None}
     assert line(softmax, relu, {(PAIR.ours, 2): longer})[4:] == ["10 and 12,500", "–"], "of every seed"
-    alone = ["82.00", "81.90", "−0.10", "one seed; on the test set p = 0.500, inconclusive"]
+    alone = ["82.00", "81.90", "−0.10", "one seed; for this pair alone p = 0.500, inconclusive"]
     assert line({2: 82.0}, relu)[:4] == alone
     assert line(softmax, relu, {(PAIR.theirs, 2): GONE})[:3] == ["does not converge", "75.95 (70.00, 81.90)", "–"]
     assert line({}, relu) == ["–", "–", evidence.NOT_TRAINED, "–", "–", "–"]
