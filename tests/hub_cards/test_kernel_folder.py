@@ -56,7 +56,7 @@ def test_it_computes_the_same_without_this_package(folder, tmp_path):
     loader()
     torch.manual_seed(0)
     # More scores than plain products are taken for (`fused.attention.PLAIN_SCORES`), so that the operator runs.
-    inputs = random_inputs(queries=600, dtype=torch.float32).leaves()
+    inputs = random_inputs(queries=800, dtype=torch.float32).leaves()
     torch.save([tensor.detach() for tensor in inputs], tmp_path / "inputs")
     imported = run_without_package(COMPUTE, str(folder), str(tmp_path), folder=tmp_path)
     assert imported == ["kernels"]

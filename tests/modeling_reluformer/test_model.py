@@ -216,7 +216,7 @@ def test_lora_has_the_loss_of_the_model_and_merges_into_one(tmp_path):
 
 
 # Longer than what runs as plain products beside the blockwise loop (`_is_small`).
-LONG = 520
+LONG = 740
 OPERATORS = {"compiled": "reluformer_cpu.attention", "python": "reluformer.pointwise_attention"}
 
 
