@@ -91,26 +91,34 @@ def check_translation(cases: list[tuple]) -> None:
 
 
 def check_attention(dtype: torch.dtype) -> None:
-    """Outputs, S, T and gradients, with few queries and with many, causal and not, beside float64."""
+    """Outputs, S, T and gradients, with few queries and with many, causal, in a window and not, beside float64."""
     tolerance = 1e-4 if dtype == torch.float32 else 3e-2
     for name, h in ACTIVATIONS.items():
-        for queries, keys, dims, causal in ((3, 45, 24, False), (70, 70, 40, True), (130, 300, 33, False)):
+        sizes = (
+            (3, 45, 24, False, None),
+            (70, 70, 40, True, None),
+            (130, 130, 40, True, 9),
+            (130, 300, 33, False, None),
+        )
+        for queries, keys, dims, causal, window in sizes:
             parts = [torch.randn(1, 2, n, dims).to(dtype).requires_grad_() for n in (queries, keys, keys)]
             scale, gain = dims**-0.5, torch.randn(1, 2, queries, dims).to(dtype)
-            result = torch.ops.reluformer_cpu.attention(*parts, *OPTIONS, name, scale, causal, 0, 0.0, "sum+entropy")
+            options = name, scale, causal, 0, window, 0.0, "sum+entropy"
+            result = torch.ops.reluformer_cpu.attention(*parts, *OPTIONS, *options)
             wide = [part.detach().double().requires_grad_() for part in parts]
             weights = h(wide[0] @ wide[1].mT * scale)
             if causal:
-                weights = weights * torch.ones(queries, keys, dtype=torch.float64).tril()
+                seen = torch.ones(queries, keys, dtype=torch.float64).tril()
+                weights = weights * (seen if window is None else seen.triu(1 - window))
             entropy = torch.where(weights > 0, weights * weights.clamp_min(1e-300).log(), 0.0)
             expected = [weights @ wide[2], weights.sum(3), (entropy if name != "gelu" else weights * 0).sum(3)]
             gradients = torch.autograd.grad([result[0]], parts, [gain])
             wanted = torch.autograd.grad([expected[0]], wide, [gain.double()])
             compared = [*zip(result, expected, strict=True), *zip(gradients, wanted, strict=True)]
-            for number, (seen, correct) in enumerate(compared):
+            for number, (computed, correct) in enumerate(compared):
                 if name == "gelu" and number == 2:
                     continue  # there is no logarithm of negative weights
-                error = (seen.double() - correct).abs().max() / correct.abs().max()
+                error = (computed.double() - correct).abs().max() / correct.abs().max()
                 assert error < tolerance, f"{name}, {queries} × {keys} × {dims}, result {number}: error {error:.1e}"
 
 
