@@ -53,7 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     updates, rows = {}, []
     for pairs in PAIRS[:1] if options.quick else PAIRS:
         recipes = {start: write_recipe(start, pairs, options.data) for start in ("base", "new")}
-        updates[pairs] = 2 if options.quick else min(MOST_UPDATES, recipes["base"]["training"]["max_steps"])
+        by_init = yaml.safe_load(recipes["base"].read_text(encoding="utf-8"))["training"]["max_steps"]
+        updates[pairs] = 2 if options.quick else min(MOST_UPDATES, by_init)
         for start in ("base", "new", *(("lora",) if pairs == LORA_PAIRS or options.quick else ())):
             rows += runs_of(start, pairs, updates[pairs], recipes.get(start), texts)
     before = scores_of(BASE, texts)
@@ -78,8 +79,8 @@ def read_texts(data: Path, at_most: int | None) -> dict[str, tuple[list[str], li
     return texts
 
 
-def write_recipe(start: str, pairs: int, data: Path) -> dict[str, Any]:
-    """What `reluformer init` writes for the first pairs of Multi30k, read back."""
+def write_recipe(start: str, pairs: int, data: Path) -> Path:
+    """By `reluformer init`, for the first pairs of Multi30k."""
     folder = RUNS / f"{pairs}"
     folder.mkdir(parents=True, exist_ok=True)
     for language in LANGUAGES:
@@ -93,7 +94,7 @@ def write_recipe(start: str, pairs: int, data: Path) -> dict[str, Any]:
     command = ["init", "--source", source, "--target", target, "--output", str(recipe)]
     command += ["--validation", *(str(folder / f"val.{language}") for language in LANGUAGES)]
     reluformer(*command, *(["--base", BASE] if start == "base" else []))
-    return yaml.safe_load(recipe.read_text(encoding="utf-8")) | {"file": str(recipe)}
+    return recipe
 
 
 def reluformer(*arguments: str) -> None:
@@ -101,7 +102,7 @@ def reluformer(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "reluformer", *arguments], check=True)
 
 
-def runs_of(start: str, pairs: int, updates: int, recipe: dict[str, Any] | None, texts: Any) -> list[dict[str, Any]]:
+def runs_of(start: str, pairs: int, updates: int, recipe: Path | None, texts: Any) -> list[dict[str, Any]]:
     """Both rates with the first seed, then the better one by validation with the other seeds."""
     first = [run(start, pairs, updates, rate, SEEDS[0], recipe, texts) for rate in RATES[start]]
     best = max(first, key=lambda row: row["scores"]["validation"])["rate"]
@@ -110,7 +111,7 @@ def runs_of(start: str, pairs: int, updates: int, recipe: dict[str, Any] | None,
 
 
 def run(
-    start: str, pairs: int, updates: int, rate: float, seed: int, recipe: dict[str, Any] | None, texts: Any
+    start: str, pairs: int, updates: int, rate: float, seed: int, recipe: Path | None, texts: Any
 ) -> dict[str, Any]:
     """Trains and scores, unless it was done before."""
     facts = {"start": start, "pairs": pairs, "updates": updates, "rate": rate, "seed": seed}
@@ -127,7 +128,7 @@ def run(
     return row
 
 
-def train_by_recipe(folder: Path, recipe: dict[str, Any], updates: int, rate: float, seed: int) -> None:
+def train_by_recipe(folder: Path, recipe: Path, updates: int, rate: float, seed: int) -> None:
     """As `init` wrote it but for updates, rate and seed; its own translations are left out, since ours follow."""
     settings = {
         "name": folder.name,
@@ -143,7 +144,7 @@ def train_by_recipe(folder: Path, recipe: dict[str, Any], updates: int, rate: fl
     }
     overrides = itertools.chain.from_iterable((f"--{name}", str(value)) for name, value in settings.items())
     resume = ["--resume"] if any(folder.glob("checkpoint-*")) else ["--overwrite"]
-    reluformer("train", "--config", recipe["file"], *overrides, *resume)
+    reluformer("train", "--config", str(recipe), *overrides, *resume)
 
 
 def train_with_lora(folder: Path, data: Path, updates: int, rate: float, seed: int) -> None:

@@ -26,6 +26,7 @@ from typing import Any
 import sacrebleu
 import torch
 from tokenizers import Tokenizer, models
+from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from benchmarks.avx2 import AVX2_SETTINGS, held_to_avx2
@@ -74,11 +75,7 @@ def measure_with_avx2(cell: Names, options: argparse.Namespace) -> Names:
 def measure(cell: Names, options: argparse.Namespace) -> Names:
     """Milliseconds of a batch."""
     shape, new_tokens = SHAPES[cell["shape"]], NEW_TOKENS[cell["inputs"]]
-    lengths = INPUTS[cell["inputs"]]
-    tokens = 4 * lengths.longest * cell["sentences"]
-    batch = padded_batch(lengths, shape["vocab_size"] - 1, tokens, options.seed)
-    batch = {name: batch[name][: cell["sentences"]] for name in ("input_ids", "attention_mask")}
-    sources = [ids[real.bool()].tolist() for ids, real in zip(*batch.values(), strict=True)]
+    batch, sources = texts_of(shape, cell["inputs"], cell["sentences"], options.seed)
     search = Search(cell["beams"], new_tokens)
     ours = build(OURS, shape, 0.0, options.seed).eval()
     steps: dict[str, Callable[[], Any]] = {
@@ -94,6 +91,14 @@ def measure(cell: Names, options: argparse.Namespace) -> Names:
     rivals = (MARIAN, *CTRANSLATE2.values())
     record = timing.record(dict.fromkeys(OURS_BY_TYPE.values(), rivals))
     return {"source_tokens": sum(map(len, sources)), "new_tokens": new_tokens, **record}
+
+
+def texts_of(shape: Names, inputs: str, sentences: int, seed: int) -> tuple[dict[str, Tensor], list[list[int]]]:
+    """So many texts of random ids: as a padded batch for `generate`, and each without its padding."""
+    lengths = INPUTS[inputs]
+    batch = padded_batch(lengths, shape["vocab_size"] - 1, 4 * lengths.longest * sentences, seed)
+    batch = {name: batch[name][:sentences] for name in ("input_ids", "attention_mask")}
+    return batch, [ids[real.bool()].tolist() for ids, real in zip(*batch.values(), strict=True)]
 
 
 def without_end(model: Any, compute: str) -> FastTranslationModel:

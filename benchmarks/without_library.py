@@ -29,8 +29,8 @@ from benchmarks.attention import (
 )
 from benchmarks.measurement_file import Benchmark, Names, effort
 from benchmarks.timing import Step, time_contenders
-from benchmarks.translating import NEW_TOKENS, our_step, without_end
-from benchmarks.translation import BEAMS, INPUTS, OURS, SHAPES, build, generation_step, padded_batch
+from benchmarks.translating import NEW_TOKENS, our_step, texts_of, without_end
+from benchmarks.translation import BEAMS, OURS, SHAPES, build, generation_step
 from reluformer.modeling_reluformer.fused import attention
 from reluformer.translating.fast_translation import Search
 
@@ -75,11 +75,8 @@ def _without_library(step: Step) -> Step:
 def _translation(cell: Names, options: argparse.Namespace) -> dict[str, Step]:
     """Sentences as those of Multi30k, in float32, of a model with random weights."""
     shape, inputs = SHAPES[cell["shape"]], "quick" if cell["shape"] == "quick" else "multi30k-like"
-    lengths, new_tokens = INPUTS[inputs], NEW_TOKENS[inputs]
-    tokens = 4 * lengths.longest * cell["sentences"]
-    batch = padded_batch(lengths, shape["vocab_size"] - 1, tokens, options.seed)
-    batch = {name: batch[name][: cell["sentences"]] for name in ("input_ids", "attention_mask")}
-    sources = [ids[real.bool()].tolist() for ids, real in zip(*batch.values(), strict=True)]
+    batch, sources = texts_of(shape, inputs, cell["sentences"], options.seed)
+    new_tokens = NEW_TOKENS[inputs]
     model = build(OURS, shape, 0.0, options.seed).eval()
     generate = _without_library(generation_step(model, batch, new_tokens, "float32", cell["beams"]))
     return {
