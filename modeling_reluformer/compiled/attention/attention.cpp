@@ -56,12 +56,8 @@ std::vector<std::string> activations() {
 
 // The number of an activation; Python asks for no other.
 int64_t activation_of(std::string_view name) {
-  for (int64_t number = 0; number < reluformer::kActivationCount; ++number) {
-    if (reluformer::kActivations[number].name == name) {
-      return number;
-    }
-  }
-  TORCH_CHECK_VALUE(false, "the compiled attention does not know the activation '", name, "'.");
+#define RELUFORMER_ACTIVATION_NAME(H, name, closed_at_zero) name,
+  return reluformer::number_of({RELUFORMER_ACTIVATIONS(RELUFORMER_ACTIVATION_NAME)}, name);
 }
 
 bool closed_at_zero(std::string_view name) { return reluformer::kActivations[activation_of(name)].closed_at_zero; }
@@ -185,9 +181,7 @@ double work_of(const Tensor& query, const Tensor& key, int64_t products) {
   return 2.0 * products * query.size(0) * query.size(1) * query.size(2) * key.size(2) * query.size(3);
 }
 
-Call call_of(const Tensor& query, const Tensor& value, const MaybeTensor& offset, const MaybeTensor& seed,
-             std::string_view activation, double scale, bool causal, int64_t query_offset,
-             const std::optional<int64_t>& window, double dropout, std::string_view statistics) {
+Call call_of(RELUFORMER_PARAMETERS(int64_t)) {
   constexpr int64_t kFar = int64_t{1} << 40;  // behind the end of every sequence, and far from overflow
   const int64_t drawn = seed ? seed->item<int64_t>() : 0, first = offset ? offset->item<int64_t>() : query_offset;
   const int64_t h = activation_of(activation);
@@ -195,8 +189,8 @@ Call call_of(const Tensor& query, const Tensor& value, const MaybeTensor& offset
   const int64_t offset_of_call = std::clamp(first, -kFar, kFar);
   // from any offset, a window of 2 kFar reaches back to the first key
   const int64_t window_of_call = std::min(window.value_or(2 * kFar), 2 * kFar);
-  return {h,      query.size(3),  value.size(3),  level,   static_cast<float>(scale),
-          causal, offset_of_call, window_of_call, dropout, drawn};
+  return {h,      query.size(3),  value.size(3),  level,     static_cast<float>(scale),
+          causal, offset_of_call, window_of_call, dropout_p, drawn};
 }
 
 // Calls `function` with the kernels of a dtype.
@@ -219,8 +213,7 @@ void dispatch(at::ScalarType dtype, Function function) {
 std::tuple<Tensor, Tensor, Tensor> forward(RELUFORMER_PARAMETERS(int64_t)) {
   TORCH_CHECK_VALUE(fits(query, key, value, row_scale, key_padding_mask),
                     "reluformer_cpu::attention: the tensors do not fit each other.");
-  const Call call =
-      call_of(query, value, offset, seed, activation, scale, causal, query_offset, window, dropout_p, statistics);
+  const Call call = call_of(RELUFORMER_ARGUMENTS);
   const Tensor output = empty_like_heads(query, value.size(3));
   const auto wide = query.options().dtype(at::kFloat);
   auto statistic = [&](int64_t level) {
@@ -265,8 +258,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_output, const May
   TORCH_CHECK_VALUE(
       fits(query, key, value, row_scale, key_padding_mask) && grad_output.scalar_type() == query.scalar_type(),
       "reluformer_cpu::attention_backward: the tensors do not fit each other.");
-  const Call call =
-      call_of(query, value, offset, seed, activation, scale, causal, query_offset, window, dropout_p, statistics);
+  const Call call = call_of(RELUFORMER_ARGUMENTS);
   const Tensor grad_query = empty_like_heads(query, query.size(3)), grad_key = empty_like_heads(key, key.size(3)),
                grad_value = empty_like_heads(value, value.size(3));
   const Tensor q = side_by_side(query), k = side_by_side(key), v = side_by_side(value),
