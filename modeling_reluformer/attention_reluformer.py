@@ -24,7 +24,7 @@ import math
 import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -225,6 +225,55 @@ def check_row_scale(scaling: str, gamma: object, alpha: object, prefix: str = ""
         raise ValueError(f"{prefix}gamma={described(gamma)} must be a finite number above 0.")
     if alpha is not None and not (is_number(alpha) and 0 <= alpha <= LARGEST_ALPHA):
         raise ValueError(f"{prefix}alpha={described(alpha)} must be a number from 0 to {LARGEST_ALPHA}.")
+
+
+# Of a number in a configuration: what must hold, and how that is said.
+RULES: dict[str, Callable[[float], bool]] = {
+    "lie in [0, 1)": lambda number: 0 <= number < 1,
+    "lie in (0, 1]": lambda number: 0 < number <= 1,
+    "lie in [0, 1]": lambda number: 0 <= number <= 1,
+    "be a finite number above 0": lambda number: 0 < number < math.inf,
+    "be a finite number of at least 0": lambda number: 0 <= number < math.inf,
+    "be at least 1": lambda number: number >= 1,
+}
+
+
+def require(config: Any, rule: str, *names: str) -> None:
+    """Raises a `ValueError` that names the field, its value and the rule, one of `RULES`, that it breaks."""
+    for name in names:
+        if not RULES[rule](getattr(config, name)):
+            raise ValueError(f"{name}={getattr(config, name)} must {rule}.")
+
+
+def check_attention_fields(config: Any) -> None:
+    """Checks what every configuration says of its attention: each number's range, and fields that exclude each other.
+
+    config: an `AttentionConfig` with its defaults filled in, or what was read from its config.json.
+
+    Raises:
+        ValueError: the field, its value, and what is allowed.
+    """
+    activation = config.attention_activation
+    check_row_scale(config.attention_scaling, config.attention_gamma, config.attention_alpha, prefix="attention_")
+    if activation in NORMALIZED and config.attention_scaling != "none":
+        raise ValueError(
+            f"attention_scaling={config.attention_scaling!r} is for point-wise activations; rows of {activation!r} "
+            f"sum to one already. Use 'none', or one of the activations {', '.join(POINTWISE)}."
+        )
+    if config.attention_gamma_learnable and config.attention_scaling != "variance":
+        raise ValueError(
+            "attention_gamma_learnable=True needs attention_scaling='variance', where gamma is; "
+            f"it is {config.attention_scaling!r}."
+        )
+    if config.regularization_weight != 0 and activation not in NON_NEGATIVE:
+        raise ValueError(
+            f"regularization_weight={config.regularization_weight} needs point-wise weights that are never negative "
+            f"({', '.join(NON_NEGATIVE)}), since it takes their logarithm; attention_activation is {activation!r}. "
+            "Use 0."
+        )
+    require(config, "lie in [0, 1]", "entropy_margin")
+    require(config, "be a finite number of at least 0", "regularization_weight")
+    require(config, "lie in (0, 1]", "regularization_share")
 
 
 def is_number(value: object) -> bool:

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 from huggingface_hub.dataclasses import strict
 from transformers.activations import ACT2FN
 
+from .attention_reluformer import require
 from .configuration_reluformer import CACHE_NAME, LOSS_PARTS, AttentionConfig
 
 _SOFTMAX = {"attention_activation": "softmax", "regularization_weight": 0.0}
@@ -127,9 +128,9 @@ class ReLUFormerDecoderConfig(AttentionConfig):
         self.require_choice("position_embedding", ("learned", "rotary"))
         self.require_choice("ffn_type", ("mlp", "glu", "dglu"))
         self.require_choice("hidden_act", tuple(ACT2FN))
-        self.require("lie in [0, 1)", "embedding_dropout", "dropout", "attention_dropout", "activation_dropout")
-        self.require("lie in [0, 1)", "label_smoothing")
-        self.require("be a finite number above 0", "init_std", "norm_eps")
+        require(self, "lie in [0, 1)", "embedding_dropout", "dropout", "attention_dropout", "activation_dropout")
+        require(self, "lie in [0, 1)", "label_smoothing")
+        require(self, "be a finite number above 0", "init_std", "norm_eps")
         self._resolve_sizes()
         self.check_feed_forward(self.hidden_act, self.num_hidden_layers, self.intermediate_size)
         self.check_regularization_share()
@@ -145,8 +146,8 @@ class ReLUFormerDecoderConfig(AttentionConfig):
             raise ValueError("partial_rotary_factor is not supported: rotary positions turn whole heads. Leave it out.")
 
     def _resolve_sizes(self) -> None:
-        self.require("be at least 1", "vocab_size", "max_position_embeddings", "hidden_size")
-        self.require("be at least 1", "num_hidden_layers", "num_attention_heads")
+        require(self, "be at least 1", "vocab_size", "max_position_embeddings", "hidden_size")
+        require(self, "be at least 1", "num_hidden_layers", "num_attention_heads")
         if self.head_dim is None and self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"hidden_size={self.hidden_size} must be a multiple of num_attention_heads={self.num_attention_heads}, "
@@ -158,7 +159,7 @@ class ReLUFormerDecoderConfig(AttentionConfig):
             self.intermediate_size = 4 * self.hidden_size
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
-        self.require("be at least 1", "head_dim", "intermediate_size", "num_key_value_heads")
+        require(self, "be at least 1", "head_dim", "intermediate_size", "num_key_value_heads")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads={self.num_attention_heads} must be a multiple of "

@@ -2,7 +2,7 @@
 
 import difflib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any, ClassVar
 
@@ -15,10 +15,10 @@ from transformers.utils import logging
 from .attention_reluformer import (
     DEFAULT_ALPHA,
     DEFAULT_GAMMA,
-    NON_NEGATIVE,
     NORMALIZED,
     POINTWISE,
-    check_row_scale,
+    check_attention_fields,
+    require,
 )
 from .loss_reluformer import DEFAULT_ENTROPY_MARGIN, LossParts
 
@@ -64,16 +64,6 @@ _OF_ANY_CONFIGURATION = {
     "quantization_config",
     "sep_token_id",
     "torch_dtype",
-}
-
-# Of a number in a configuration: what must hold, and how that is said.
-_RULES: dict[str, Callable[[float], bool]] = {
-    "lie in [0, 1)": lambda number: 0 <= number < 1,
-    "lie in (0, 1]": lambda number: 0 < number <= 1,
-    "lie in [0, 1]": lambda number: 0 <= number <= 1,
-    "be a finite number above 0": lambda number: 0 < number < math.inf,
-    "be a finite number of at least 0": lambda number: 0 <= number < math.inf,
-    "be at least 1": lambda number: number >= 1,
 }
 
 
@@ -207,12 +197,13 @@ class AttentionConfig(PreTrainedConfig):
         if self.regularization_weight is None:
             by_the_paper = self.attention_activation == "relu" and self.attention_scaling == "variance"
             self.regularization_weight = DEFAULT_REGULARIZATION_WEIGHT if by_the_paper else 0.0
-        check_row_scale(self.attention_scaling, self.attention_gamma, self.attention_alpha, prefix="attention_")
         self.require_choice("attention_output_norm", ("none", "layer_norm", "gated_rms"))
-        self._check_combinations()
-        self.require("lie in [0, 1]", "entropy_margin")
-        self.require("be a finite number of at least 0", "regularization_weight")
-        self.require("lie in (0, 1]", "regularization_share")
+        check_attention_fields(self)
+        if self.attention_alpha != DEFAULT_ALPHA and self.attention_scaling != "length":
+            logger.warning_once(
+                f"attention_alpha={self.attention_alpha} has no effect: it belongs to attention_scaling='length', and "
+                f"attention_scaling is {self.attention_scaling!r}."
+            )
 
     @property
     def attention_modules(self) -> int:
@@ -229,39 +220,10 @@ class AttentionConfig(PreTrainedConfig):
                 f"modules; give at least 1/{modules}, {math.ceil(1e4 / modules) / 1e4}."
             )
 
-    def _check_combinations(self) -> None:
-        activation = self.attention_activation
-        if activation in NORMALIZED and self.attention_scaling != "none":
-            raise ValueError(
-                f"attention_scaling={self.attention_scaling!r} is for point-wise activations; rows of {activation!r} "
-                f"sum to one already. Use 'none', or one of the activations {', '.join(POINTWISE)}."
-            )
-        if self.attention_gamma_learnable and self.attention_scaling != "variance":
-            raise ValueError(
-                "attention_gamma_learnable=True needs attention_scaling='variance', where gamma is; "
-                f"it is {self.attention_scaling!r}."
-            )
-        if self.regularization_weight != 0 and activation not in NON_NEGATIVE:
-            raise ValueError(
-                f"regularization_weight={self.regularization_weight} needs point-wise weights that are never negative "
-                f"({', '.join(NON_NEGATIVE)}), since it takes their logarithm; attention_activation is {activation!r}. "
-                "Use 0."
-            )
-        if self.attention_alpha != DEFAULT_ALPHA and self.attention_scaling != "length":
-            logger.warning_once(
-                f"attention_alpha={self.attention_alpha} has no effect: it belongs to attention_scaling='length', and "
-                f"attention_scaling is {self.attention_scaling!r}."
-            )
-
     def require_choice(self, name: str, choices: Iterable[str | None]) -> None:
-        """Raises a `ValueError` that names the field, its value and what is allowed; so does `require`."""
+        """Raises a `ValueError` that names the field, its value and what is allowed."""
         if (value := getattr(self, name)) not in choices:
             raise ValueError(f"{name}={value!r} is not supported; choose one of {', '.join(map(str, choices))}.")
-
-    def require(self, rule: str, *names: str) -> None:
-        for name in names:
-            if not _RULES[rule](getattr(self, name)):
-                raise ValueError(f"{name}={getattr(self, name)} must {rule}.")
 
     def check_feed_forward(self, activation: str, layers: int, *widths: int) -> None:
         """Checks these fields for FFNs of an `activation`, as many as `layers`, of these `widths`; softmax has no
@@ -269,7 +231,7 @@ class AttentionConfig(PreTrainedConfig):
         pattern = self.activation_sparsity_pattern
         if self.ffn_top_k is not None and not 1 <= self.ffn_top_k <= min(widths):
             raise ValueError(f"ffn_top_k={self.ffn_top_k} must be from 1 to {min(widths)}, the width of the FFN.")
-        self.require("be a finite number of at least 0", "ffn_threshold", "ffn_l1_weight")
+        require(self, "be a finite number of at least 0", "ffn_threshold", "ffn_l1_weight")
         if isinstance(pattern, list) and len(pattern) != layers:
             raise ValueError(
                 f"activation_sparsity_pattern has {len(pattern)} numbers; give one number, or {layers}, one for each "
@@ -388,10 +350,10 @@ class ReLUFormerConfig(AttentionConfig):
         self.resolve_attention()
         self.require_choice("ffn_output_norm", ("none", "layer_norm"))
         self.require_choice("activation_function", (*ACT2FN.keys(), "softmax"))
-        self.require("lie in [0, 1)", "dropout", "attention_dropout", "activation_dropout", "label_smoothing")
-        self.require("be a finite number above 0", "ffn_temperature")
-        self.require("be at least 1", "vocab_size", "decoder_vocab_size", "d_model", "max_position_embeddings")
-        self.require("be at least 1", "encoder_layers", "decoder_layers", "encoder_ffn_dim", "decoder_ffn_dim")
+        require(self, "lie in [0, 1)", "dropout", "attention_dropout", "activation_dropout", "label_smoothing")
+        require(self, "be a finite number above 0", "ffn_temperature")
+        require(self, "be at least 1", "vocab_size", "decoder_vocab_size", "d_model", "max_position_embeddings")
+        require(self, "be at least 1", "encoder_layers", "decoder_layers", "encoder_ffn_dim", "decoder_ffn_dim")
         self._check_sizes()
         widths = (self.encoder_ffn_dim, self.decoder_ffn_dim)
         self.check_feed_forward(self.activation_function, self.encoder_layers + self.decoder_layers, *widths)

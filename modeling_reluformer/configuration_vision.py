@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 from huggingface_hub.dataclasses import strict
 from transformers.activations import ACT2FN
 
+from .attention_reluformer import require
 from .configuration_reluformer import LOSS_PARTS, AttentionConfig
 
 _PAPER = {"attention_qk_norm": True, "initialization": "xavier", "pooling": "mean", "regularization_weight": 0.0}
@@ -81,12 +82,12 @@ class ReLUFormerVisionConfig(AttentionConfig):
         self.require_choice("initialization", ("xavier", "normal"))
         self.require_choice("hidden_act", tuple(ACT2FN))
         self.require_choice("pooler_act", (None, *ACT2FN))
-        self.require("lie in [0, 1)", "hidden_dropout_prob", "attention_probs_dropout_prob")
-        self.require("be at least 1", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-        self.require("be at least 1", "num_channels")
+        require(self, "lie in [0, 1)", "hidden_dropout_prob", "attention_probs_dropout_prob")
+        require(self, "be at least 1", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+        require(self, "be at least 1", "num_channels")
         self.check_feed_forward(self.hidden_act, self.num_hidden_layers, self.intermediate_size)
         self.check_regularization_share()
-        self.require("be a finite number above 0", "initializer_range", "layer_norm_eps")
+        require(self, "be a finite number above 0", "initializer_range", "layer_norm_eps")
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"hidden_size={self.hidden_size} must be a multiple of num_attention_heads={self.num_attention_heads}."

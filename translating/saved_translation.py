@@ -9,7 +9,6 @@ refuse.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +20,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from reluformer.modeling_reluformer.attention_reluformer import check_row_scale
+from reluformer.modeling_reluformer.attention_reluformer import check_attention_fields, require
 from reluformer.modeling_reluformer.compiled.library import library
 from reluformer.translating.fast_translation import SavedModel, reason_against
 from reluformer.translating.shipped import located
@@ -135,20 +134,12 @@ def _is_flag(value: Any) -> bool:
     return type(value) is bool
 
 
-def _is_share(value: Any) -> bool:
-    return _is_number(value) and 0 <= value < 1
-
-
-def _is_weight(value: Any) -> bool:
-    return _is_number(value) and 0 <= value < math.inf
-
-
 def _is_any(value: Any) -> bool:
     return True
 
 
-# Every field that `ReLUFormerConfig` writes into config.json, and which values are read here; `reason_against` limits
-# some more.
+# Every field that `ReLUFormerConfig` writes into config.json, and the types of values that are read here; `_is_sound`
+# asks for their ranges, and `reason_against` limits some more.
 _FIELDS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("vocab_size", "decoder_vocab_size", "d_model", "max_position_embeddings"), _is_size),
     **dict.fromkeys(("encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"), _is_size),
@@ -158,10 +149,9 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("attention_gamma_learnable", "attention_qk_norm", "attention_gate"), _is_flag),
     **dict.fromkeys(("scale_embedding", "share_encoder_decoder_embeddings", "tie_word_embeddings"), _is_flag),
     **dict.fromkeys(("skip_logits", "use_cache"), _is_flag),
-    **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "label_smoothing"), _is_share),
-    **dict.fromkeys(("regularization_weight", "ffn_l1_weight", "ffn_threshold"), _is_weight),
-    **dict.fromkeys(("attention_gamma", "attention_alpha"), _is_number),  # their ranges: `check_row_scale`
-    "entropy_margin": lambda value: _is_number(value) and 0 <= value <= 1,
+    **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "label_smoothing"), _is_number),
+    **dict.fromkeys(("regularization_weight", "entropy_margin", "attention_gamma", "attention_alpha"), _is_number),
+    **dict.fromkeys(("ffn_l1_weight", "ffn_threshold"), _is_number),
     "ffn_temperature": lambda value: _is_number(value) and value == 1,
     **dict.fromkeys(("init_std", "activation_sparsity_pattern"), lambda value: value is None or _is_number(value)),
     **dict.fromkeys(("attention_scaling", "attention_activation", "attention_output_norm"), _is_any),
@@ -174,7 +164,7 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
 # `regularization_share` is younger than the models that ship.
 _OPTIONAL_FIELDS: dict[str, Callable[[Any], bool]] = {
     "auto_map": lambda value: isinstance(value, dict),
-    "regularization_share": lambda value: _is_number(value) and 0 < value <= 1,
+    "regularization_share": _is_number,
 }
 
 
@@ -185,17 +175,17 @@ def _has_known_fields(config: _Settings) -> bool:
 
 
 def _is_sound(config: _Settings) -> bool:
-    """Whether the fields go together; a `ValueError` for a row scale that `ReLUFormerConfig` refuses, too."""
-    check_row_scale(config.attention_scaling, config.attention_gamma, config.attention_alpha)
-    is_softmax = config.attention_activation == "softmax"
+    """Whether the fields go together; a `ValueError`, as of `ReLUFormerConfig`, for one of attention or a number out of
+    its range."""
+    vars(config).setdefault("regularization_share", 1.0)
+    check_attention_fields(config)
+    require(config, "lie in [0, 1)", "dropout", "attention_dropout", "activation_dropout", "label_smoothing")
+    require(config, "be a finite number of at least 0", "ffn_threshold", "ffn_l1_weight")
     tokens = config.pad_token_id, config.bos_token_id, config.decoder_start_token_id
     attentions = config.encoder_layers + 2 * config.decoder_layers
     return (
         all(config.d_model % heads == 0 for heads in (config.encoder_attention_heads, config.decoder_attention_heads))
-        and (config.attention_scaling == "none" or not is_softmax)
-        and (config.regularization_weight == 0 or not is_softmax)
-        and getattr(config, "regularization_share", 1) * attentions >= 1
-        and (config.attention_scaling == "variance" or not config.attention_gamma_learnable)
+        and config.regularization_share * attentions >= 1
         and all(token is None or token < config.vocab_size for token in tokens)
         and config.max_position_embeddings <= _MOST_POSITIONS
     )
