@@ -40,9 +40,7 @@ const SparseKernels<Weight>& kernels() {
 }
 
 // A value of FFNActivation
-int64_t activation_of(std::string_view name) {
-  return reluformer::number_of({"identity", "relu", "relu2", "relu6"}, name);
-}
+int64_t activation_of(std::string_view name) { return reluformer::number_of(reluformer::kFFNActivations, name); }
 
 struct Projection {
   const Tensor& weight;
@@ -258,8 +256,8 @@ Tensor dense_projection(const Tensor& x, const Tensor& weight, const MaybeTensor
     auto sums = std::make_unique_for_overwrite<float[]>(count * neurons);
     for_each_part(neurons, weight.numel() * static_cast<int64_t>(sizeof(Weight)),
                   [&](int64_t, int64_t begin, int64_t end) {
-                    kernels<Weight>().project(neurons_of<Weight>(projection), rows.rows, begin, end, reluformer::kPlain,
-                                              sums.get() + begin, neurons);
+                    kernels<Weight>().project(neurons_of<Weight>(projection), rows.rows, begin, end,
+                                              reluformer::kFFNIdentity, sums.get() + begin, neurons);
                   });
     return narrowed(sums.get(), 1, count, neurons, neurons, nullptr, x);
   });

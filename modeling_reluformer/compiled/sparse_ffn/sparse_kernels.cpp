@@ -215,7 +215,7 @@ inline void dot_all(const Weight* const* weights, const Weight* const* next, con
 }
 
 inline float activate(int64_t activation, float value) {
-  if (activation == kPlain) {
+  if (activation == kFFNIdentity) {
     return value;
   }
   const float positive = value <= 0.0f ? 0.0f : value;  // NaN stays

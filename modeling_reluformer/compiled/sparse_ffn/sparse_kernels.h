@@ -2,13 +2,16 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
+#include <string_view>
 
 #include "matrix.h"
 
 namespace reluformer {
 
-// In the order of `activation_of` in sparse_ffn.cpp.
-enum FFNActivation : int64_t { kPlain, kFFNRelu, kFFNRelu2, kFFNRelu6 };
+// What a network's activations are, and their names in Python, in the same order.
+enum FFNActivation : int64_t { kFFNIdentity, kFFNRelu, kFFNRelu2, kFFNRelu6 };
+inline const std::initializer_list<std::string_view> kFFNActivations = {"identity", "relu", "relu2", "relu6"};
 
 // The few rows that enter a projection: `stride` apart, with zeros behind `dims`. Weights of float read `wide`; those
 // of bfloat16 `narrow` where the processor has products of it, else `wide`; int8 weights read `bytes`, x / scale + 128.
