@@ -161,31 +161,31 @@ class AttentionConfig(PreTrainedConfig):
         if near := short or difflib.get_close_matches(name, known, cutoff=likeness):
             raise ValueError(f"{name!r} is not a field of {cls.__name__}; did you mean {' or '.join(near)}?")
 
-    def take_other_names(self, given: dict[str, Any]) -> None:
-        """Moves what is given under another name of a field (see `attribute_map`) to the field, where the checks find
+    def take_other_names(self, fields: dict[str, Any]) -> None:
+        """Moves what stands under another name of a field (see `attribute_map`) to the field, where the checks find
         it.
 
         Raises:
             ValueError: a preset, or a name that is nearly a field's. In a saved configuration it passes: another
                 version may have written it.
         """
-        for name in self.attribute_map.keys() & given.keys():
-            setattr(self, self.attribute_map[name], given.pop(name))
+        for name in self.attribute_map.keys() & fields.keys():
+            setattr(self, self.attribute_map[name], fields.pop(name))
         if self.transformers_version is not None:  # a saved configuration names the version that wrote it
             return
         own = type(self).__name__
-        if "preset" in given:
+        if "preset" in fields:
             raise ValueError(
-                f"preset={given['preset']!r} is not a field of {own}; use {own}.from_preset({given['preset']!r}, …)."
+                f"preset={fields['preset']!r} is not a field of {own}; use {own}.from_preset({fields['preset']!r}, …)."
             )
         known = self._known_names()
-        for name in sorted(given.keys() - known - _OF_ANY_CONFIGURATION):
+        for name in sorted(fields.keys() - known - _OF_ANY_CONFIGURATION):
             # less alike may be what somebody else keeps in a configuration
             self._refuse_if_near(name, 0.85)
             alike = sorted(field for field in known if name in field) or difflib.get_close_matches(name, known, n=1)
             guess = f" Did you mean {' or '.join(alike)}?" if alike else ""
             logger.warning(
-                f"{name}={given[name]!r} is not a field of {own}: nothing in the model depends on it.{guess}"
+                f"{name}={fields[name]!r} is not a field of {own}: nothing in the model depends on it.{guess}"
             )
 
     def resolve_attention(self) -> None:

@@ -800,18 +800,18 @@ class AttentionPreTrainedModel(PreTrainedModel):
             return None
         return ModuleSample.draw(config.regularization_share, config.attention_modules)
 
-    def _chosen_modules(self, given: ModuleSample | None) -> ModuleSample | None:
+    def _chosen_modules(self, sample: ModuleSample | None) -> ModuleSample | None:
         """The `module_sample` that a forward pass with labels was given, or one that is drawn now."""
-        if given is None:
+        if sample is None:
             return self.draw_modules()
-        if not self.training or len(given.taken) != self.config.attention_modules:
+        if not self.training or len(sample.taken) != self.config.attention_modules:
             mode = "training" if self.training else "evaluation, which takes all of them"
             raise ValueError(
-                f"module_sample was given for {len(given.taken)} attention modules to a model of "
+                f"module_sample was given for {len(sample.taken)} attention modules to a model of "
                 f"{self.config.attention_modules} in {mode}; give what draw_modules() of this model has returned for "
                 "this pass."
             )
-        return given
+        return sample
 
     def _measured(self, row_weight: Tensor, sample: ModuleSample | None, first_module: int = 0) -> Measured:
         return Measured(row_weight, self._statistics(), self.ffn_l1_weight > 0, sample, first_module)
@@ -879,8 +879,8 @@ class AttentionPreTrainedModel(PreTrainedModel):
             skip_logits = self.config.skip_logits and self.training and labels is not None
         hidden_states, smoothing = outputs.last_hidden_state, self.config.label_smoothing
         if labels is not None and labels.shape != hidden_states.shape[:2]:
-            found = f"for {tuple(hidden_states.shape[:2])} tokens that get logits; got {tuple(labels.shape)}"
-            raise ValueError(f"labels need one label for each token, and no logits_to_keep: {found}.")
+            shapes = f"for {tuple(hidden_states.shape[:2])} tokens that get logits; got {tuple(labels.shape)}"
+            raise ValueError(f"labels need one label for each token, and no logits_to_keep: {shapes}.")
         logits, loss_sum = None, None
         # what wraps, replaces or hooks the layer (LoRA, say, or offloading) computes other logits than its weight, or
         # holds none

@@ -242,20 +242,20 @@ def regularized_loss(
     """
     items = torch.as_tensor(items, device=loss_sum.device).clamp_min(1)
     # A copy: the Trainer multiplies the loss by the number of processes, in place.
-    found = {"cross_entropy": loss_sum / items, "loss": loss_sum / items}
+    losses = {"cross_entropy": loss_sum / items, "loss": loss_sum / items}
     if sums is not None:
         sums = sums.to(loss_sum.device)  # of a model whose layers are spread over several
         row_sum, entropy, dead, rows = sums[:, 1:].detach().sum(0).unbind()
         rows = rows.clamp_min(1)
-        found |= {"attention_sum": row_sum / rows, "dead_row_fraction": dead / rows}
+        losses |= {"attention_sum": row_sum / rows, "dead_row_fraction": dead / rows}
         if statistics == "sum+entropy":
-            found |= {
+            losses |= {
                 "regularization": sums[:, 0].mean() / (items * regularization_share),
                 "attention_entropy": entropy / rows,
             }
             if regularization_weight:
-                found["loss"] = found["loss"] + regularization_weight * found["regularization"]
+                losses["loss"] = losses["loss"] + regularization_weight * losses["regularization"]
     if ffn_norms is not None:
-        found["ffn_l1"] = ffn_norms.mean().to(items.device) / items
-        found["loss"] = found["loss"] + ffn_l1_weight * found["ffn_l1"]
-    return found
+        losses["ffn_l1"] = ffn_norms.mean().to(items.device) / items
+        losses["loss"] = losses["loss"] + ffn_l1_weight * losses["ffn_l1"]
+    return losses

@@ -509,8 +509,8 @@ class ReLUFormerForConditionalGeneration(SharedSources, ReLUFormerPreTrainedMode
             source = input_ids if inputs_embeds is None else inputs_embeds
             source = encoder_outputs[0] if source is None else source
             if labels.shape != target.shape[:2]:
-                found, expected = tuple(labels.shape), tuple(target.shape[:2])
-                raise ValueError(f"labels must have the shape of the decoder's input, {expected}; got {found}.")
+                shape, expected = tuple(labels.shape), tuple(target.shape[:2])
+                raise ValueError(f"labels must have the shape of the decoder's input, {expected}; got {shape}.")
             require_same_batch(source, labels)
             dtype = wide(self.dtype)
             rows = sentence_rows(labels, attention_mask, source.shape[1], segment_ids, decoder_segment_ids, dtype)
@@ -552,13 +552,13 @@ class ReLUFormerForConditionalGeneration(SharedSources, ReLUFormerPreTrainedMode
         `generation_max_length` is one, and warn of the two limits for each batch.
         """
         prepared, *others = super()._prepare_generation_config(generation_config, **kwargs)
-        given = {
+        limits = {
             name: kwargs.get(name) or getattr(generation_config, name, None)
             for name in ("max_length", "max_new_tokens")
         }
-        if given["max_length"] is None and prepared.max_new_tokens is not None:
+        if limits["max_length"] is None and prepared.max_new_tokens is not None:
             prepared.max_length = None
-        elif given["max_length"] is not None and given["max_new_tokens"] is None:
+        elif limits["max_length"] is not None and limits["max_new_tokens"] is None:
             prepared.max_new_tokens = None
         return prepared, *others
 

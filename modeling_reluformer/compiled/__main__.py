@@ -4,8 +4,10 @@ import sys
 
 from . import library
 
-found = library.library(large=True)  # a warning says why there is none
+operators = library.library(large=True)  # a warning says why there is none
 print(
-    "no compiled attention: the Python loop computes" if found is None else f"compiled attention: {library.loaded_from}"
+    "no compiled attention: the Python loop computes"
+    if operators is None
+    else f"compiled attention: {library.loaded_from}"
 )
-sys.exit(found is None)
+sys.exit(operators is None)

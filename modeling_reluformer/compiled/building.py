@@ -26,7 +26,12 @@ COMPILERS = ("c++", "g++", "clang++")
 _TORCH = Path(torch.__file__).parent
 # Traps and errno are not used. Sums keep their order, and NaN stays NaN.
 _FLAGS = (
-    *("-std=c++20", "-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd"),
+    "-std=c++20",
+    "-O3",
+    "-fPIC",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fopenmp-simd",
     f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
 )
 _AVX2 = ("-mavx2", "-mfma")
@@ -110,8 +115,8 @@ def find_compiler() -> list[str]:
         )
     if chosen := shlex.split(os.environ.get("CXX", "")):
         return chosen
-    if found := next(filter(shutil.which, COMPILERS), None):
-        return [found]
+    if compiler := next(filter(shutil.which, COMPILERS), None):
+        return [compiler]
     raise CompiledAttentionError(
         f"no C++ compiler ({', '.join(COMPILERS)}) is on the PATH; install one (Debian: `apt install g++`), or name it "
         "in CXX"

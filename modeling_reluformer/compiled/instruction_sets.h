@@ -29,7 +29,7 @@ struct InstructionSet {
 // Those that this processor has, the fastest first.
 inline const std::vector<InstructionSet>& instruction_sets() {
   static const std::vector<InstructionSet> sets = [] {
-    std::vector<InstructionSet> found;
+    std::vector<InstructionSet> available;
 #ifdef __aarch64__
 #ifdef __linux__
     const bool has_dotprod = getauxval(AT_HWCAP) & (1ul << 20);  // HWCAP_ASIMDDP, which old headers do not name
@@ -37,23 +37,23 @@ inline const std::vector<InstructionSet>& instruction_sets() {
     const bool has_dotprod = true;  // of Apple's, all do
 #endif
     if (has_dotprod) {
-      found.push_back({"dotprod", &neon::kernels, &dotprod::sparse_kernels, &dotprod::translation_kernels});
+      available.push_back({"dotprod", &neon::kernels, &dotprod::sparse_kernels, &dotprod::translation_kernels});
     }
-    found.push_back({"neon", &neon::kernels, &neon::sparse_kernels, &neon::translation_kernels});
+    available.push_back({"neon", &neon::kernels, &neon::sparse_kernels, &neon::translation_kernels});
 #else
     if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vnni")) {
       if (const TranslationKernels* amx = avx512::amx_translation_kernels()) {
-        found.push_back({"amx", &avx512::kernels, &avx512::sparse_kernels, amx});
+        available.push_back({"amx", &avx512::kernels, &avx512::sparse_kernels, amx});
       }
-      found.push_back({"avx512", &avx512::kernels, &avx512::sparse_kernels, &avx512::translation_kernels});
+      available.push_back({"avx512", &avx512::kernels, &avx512::sparse_kernels, &avx512::translation_kernels});
     }
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-      found.push_back({"avx2", &avx2::kernels, &avx2::sparse_kernels, &avx2::translation_kernels});
+      available.push_back({"avx2", &avx2::kernels, &avx2::sparse_kernels, &avx2::translation_kernels});
     }
 #endif
-    return found;
+    return available;
   }();
   return sets;
 }
@@ -64,11 +64,11 @@ inline const InstructionSet*& chosen_set() {
   return set;
 }
 
-// The place of a name in a list; Python asks for no other name.
+// The index of a name in a list; Python asks for no other name.
 inline int64_t number_of(std::initializer_list<std::string_view> names, std::string_view name) {
-  const auto found = std::find(names.begin(), names.end(), name);
-  TORCH_CHECK_VALUE(found != names.end(), "the compiled library does not know '", name, "'.");
-  return found - names.begin();
+  const auto match = std::find(names.begin(), names.end(), name);
+  TORCH_CHECK_VALUE(match != names.end(), "the compiled library does not know '", name, "'.");
+  return match - names.begin();
 }
 
 }  // namespace reluformer

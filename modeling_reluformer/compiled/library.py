@@ -90,7 +90,9 @@ def _built() -> Any | None:
                 logger.warning(
                     "Building the compiled attention for torch %s, once for all processes, in %s. This usually takes "
                     "less than a minute; %s=0 does without it.",
-                    *(torch.__version__, path.parent, VARIABLE),
+                    torch.__version__,
+                    path.parent,
+                    VARIABLE,
                 )
                 build_library(SOURCES, UNITS, path, compiler)
         return _loaded(path)
@@ -100,7 +102,10 @@ def _built() -> Any | None:
             "The compiled attention could not be built in %s ($TORCH_EXTENSIONS_DIR names another folder): %s.%s The "
             "Python loop computes instead: attention is slower, with the same results to rounding, translation is by "
             "`generate`, in float32 alone, and no network skips zeros. %s=0 turns this warning off.",
-            *(path.parent, error, _for_another_torch(), VARIABLE),
+            path.parent,
+            error,
+            _for_another_torch(),
+            VARIABLE,
         )
         return None
 

@@ -1,4 +1,4 @@
-// Matrices of numbers, and what a product of them is given. Plain data: this file is compiled for no instruction set.
+// Matrices of numbers, and what a product of them takes. Plain data: this file is compiled for no instruction set.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct BFloat16 {
 struct Layout {
   int64_t row, panel;
 
-  int64_t place(int64_t at_row, int64_t column) const {
+  int64_t offset(int64_t at_row, int64_t column) const {
     return at_row * row + (column >> 4) * panel + (column & 15);  // without the care for signs of / and %
   }
 };

@@ -49,21 +49,21 @@ inline Ints numbers(std::integer_sequence<int, lane...>) {
 
 inline Ints lane_numbers() { return numbers(EachLane()); }
 
-// A vector at any place. Not by a pointer to a type of lower alignment, which clang forgets in templates.
+// A vector at any address. Not by a pointer to a type of lower alignment, which clang forgets in templates.
 template <typename Vector, typename Number>
-inline Vector vector_at(const Number* place) {
+inline Vector vector_at(const Number* from) {
   Vector result;
-  std::memcpy(&result, place, sizeof result);
+  std::memcpy(&result, from, sizeof result);
   return result;
 }
 
-inline Floats load(const float* place) { return vector_at<Floats>(place); }
+inline Floats load(const float* from) { return vector_at<Floats>(from); }
 
-inline Floats load(const BFloat16* place) {
-  return reinterpret_cast<Floats>(__builtin_convertvector(vector_at<Halves>(place), Words) << 16);
+inline Floats load(const BFloat16* from) {
+  return reinterpret_cast<Floats>(__builtin_convertvector(vector_at<Halves>(from), Words) << 16);
 }
 
-inline void store(float* place, Floats value) { std::memcpy(place, &value, sizeof value); }
+inline void store(float* to, Floats value) { std::memcpy(to, &value, sizeof value); }
 
 // a · b + c, rounded once, whatever the compiler is told of contractions.
 #if defined(__aarch64__)
@@ -97,9 +97,9 @@ inline Halves rounded(Floats value) {
 #endif
 }
 
-inline void store(BFloat16* place, Floats value) {
+inline void store(BFloat16* to, Floats value) {
   const Halves bits = rounded(value);
-  std::memcpy(static_cast<void*>(place), &bits, sizeof bits);
+  std::memcpy(static_cast<void*>(to), &bits, sizeof bits);
 }
 
 inline float widen(float value) { return value; }
@@ -111,12 +111,12 @@ inline float widen(BFloat16 value) {
   return wide;
 }
 
-inline void narrow(float* place, float value) { *place = value; }
+inline void narrow(float* to, float value) { *to = value; }
 
-inline void narrow(BFloat16* place, float value) {
+inline void narrow(BFloat16* to, float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
-  place->bits = value == value ? static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16) : 0x7FC0u;
+  to->bits = value == value ? static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16) : 0x7FC0u;
 }
 
 // Of Floats or Ints.

@@ -161,7 +161,7 @@ def _plain(query: Tensor, key: Tensor, value: Tensor, specification: Specificati
         query, key, value = (tensor.float() for tensor in (query, key, value))
     if mask is not None:  # what padding holds, NaN for one, must not reach a product
         key, value = (tensor.masked_fill(~mask[:, None, :, None], 0.0) for tensor in (key, value))
-    found = reference_attention(
+    result = reference_attention(
         query,
         key,
         value,
@@ -172,4 +172,4 @@ def _plain(query: Tensor, key: Tensor, value: Tensor, specification: Specificati
         dropout_p=specification.dropout_p,
         statistics=specification.statistics,
     )
-    return found.output.to(dtype), found.row_sum, found.row_sum_log
+    return result.output.to(dtype), result.row_sum, result.row_sum_log

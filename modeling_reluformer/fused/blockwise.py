@@ -81,8 +81,8 @@ def blockwise_forward(
     for block in _blocks(query, key, specification):
         keys, values = (block.heads(tensor, group) for tensor in (key, value))
         weights, _ = _weights(query[:, :, block.rows] * specification.scale, keys, block, specification)
-        for statistic, found in zip(statistics, _statistics(weights, block.scale), strict=False):
-            statistic[:, :, block.rows] = found
+        for statistic, of_block in zip(statistics, _statistics(weights, block.scale), strict=False):
+            statistic[:, :, block.rows] = of_block
         if specification.dropout_p > 0:
             weights = weights.mul_(_dropout(weights, block, specification))
         scale = block.scale

@@ -56,10 +56,10 @@ def fused_attention_forward(
         statistics=statistics,
     )
     if visibility.query_segments is None:
-        found = attend(query, key, value, specification)
+        results = attend(query, key, value, specification)
     else:
-        found = _packed_attention(query, key, value, visibility, specification)
-    output, row_sum, row_sum_log = (*found, None, None)[:3]
+        results = _packed_attention(query, key, value, visibility, specification)
+    output, row_sum, row_sum_log = (*results, None, None)[:3]
     return output.transpose(1, 2), None, row_sum, row_sum_log
 
 
@@ -82,8 +82,8 @@ def _packed_attention(
         cu_seqlens_k=key_ends,
     )
     in_one_row = (states.transpose(0, 1).flatten(1, 2).unsqueeze(0) for states in (query, key, value))
-    found = attend(*in_one_row, packed)
-    return tuple(item[0].unflatten(1, (batch, query.shape[2])).transpose(0, 1) for item in found)
+    results = attend(*in_one_row, packed)
+    return tuple(item[0].unflatten(1, (batch, query.shape[2])).transpose(0, 1) for item in results)
 
 
 class SharedSources:

@@ -140,8 +140,8 @@ def attend_visible(
             key, value = key.masked_fill(unseen, 0.0), value.masked_fill(unseen, 0.0)
         return reference_attention(query, key, value, mask=mask, **options)
     options |= {name: getattr(visibility, name) for name in ("causal", "window", "key_padding_mask", "query_offset")}
-    found = relu_attention(query, key, value, scaling="none", **options)
-    output, *sums = found if isinstance(found, tuple) else (found,)
+    result = relu_attention(query, key, value, scaling="none", **options)
+    output, *sums = result if isinstance(result, tuple) else (result,)
     return AttentionResult(output, None, *sums)
 
 
@@ -253,7 +253,7 @@ class ReLUAttention(nn.MultiheadAttention):
             query_padding_mask = key_padding_mask
         batched, heads = query.dim() == 3, self._project(query, key, value)
         visibility, visible_keys = self._visible(heads, key_padding_mask, attn_mask, is_causal)
-        found = attend_visible(
+        result = attend_visible(
             *heads,
             visibility,
             visible_keys,
@@ -262,9 +262,9 @@ class ReLUAttention(nn.MultiheadAttention):
             statistics="sum+entropy" if wanted else "none",
             weights_wanted=need_weights,
         )
-        output, weights = self.out_proj(found.output.transpose(1, 2).flatten(2)), None
+        output, weights = self.out_proj(result.output.transpose(1, 2).flatten(2)), None
         if need_weights:
-            weights = found.weights.mean(1) if average_attn_weights else found.weights
+            weights = result.weights.mean(1) if average_attn_weights else result.weights
             weights = weights if batched else weights.squeeze(0)
         if not batched:
             output = output.squeeze(0)
@@ -272,7 +272,7 @@ class ReLUAttention(nn.MultiheadAttention):
             output = output.transpose(0, 1)
         if not wanted:
             return output, weights
-        return output, weights, self._regularization(found, visible_keys, query_padding_mask)
+        return output, weights, self._regularization(result, visible_keys, query_padding_mask)
 
     def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         if isinstance(query, Tensor) and query.is_nested:
@@ -334,9 +334,9 @@ class ReLUAttention(nn.MultiheadAttention):
             visible = visible & real[:, None, None, :]
         return Visibility(given_mask=visible), visible.sum(-1).clamp_min(1)
 
-    def _regularization(self, found: AttentionResult, visible_keys: Tensor, row_padding: Tensor | None) -> Tensor:
-        entropy = row_entropy(found.row_sum, found.row_sum_log)
-        penalties = row_penalty(found.row_sum, entropy, visible_keys, self.settings.entropy_margin)
+    def _regularization(self, result: AttentionResult, visible_keys: Tensor, row_padding: Tensor | None) -> Tensor:
+        entropy = row_entropy(result.row_sum, result.row_sum_log)
+        penalties = row_penalty(result.row_sum, entropy, visible_keys, self.settings.entropy_margin)
         if row_padding is None:
             return penalties.mean()
         batch, _, queries = penalties.shape

@@ -69,9 +69,9 @@ def forward_fake(query: Tensor, key: Tensor, value: Tensor, *arguments: Any) -> 
 
 def _three(output: Tensor, *statistics: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """An operator has to return tensors, so those that were not asked for are empty."""
-    given = [item for item in statistics if item is not None]
-    missing = [output.new_empty(0, dtype=wide(output.dtype)) for _ in range(2 - len(given))]
-    return output, *given, *missing
+    computed = [item for item in statistics if item is not None]
+    missing = [output.new_empty(0, dtype=wide(output.dtype)) for _ in range(2 - len(computed))]
+    return output, *computed, *missing
 
 
 def _backward(

@@ -145,7 +145,7 @@ def kept(row_key, first_column, threshold, ROWS: tl.constexpr, COLUMNS: tl.const
     """Whether dropout keeps each weight of a tile, boolean: (rows, columns) for a row_key (ROWS, 1), or, for (1, ROWS),
     the other way round. threshold: p · 2**16.
 
-    The draw depends on the place of the weight alone, not on tile sizes or on the kernel that asks. A hash of row and
+    The draw depends on the position of the weight alone, not on tile sizes or on the kernel. A hash of row and
     column serves two columns, 8 apart: in the tiles of all kernels one thread holds both. Philox, which torch uses,
     costs fourteen times as much, more than the rest of a tile.
     """
@@ -168,7 +168,7 @@ def head_of(pointer, batch, head, strides):
 
 
 @triton.jit
-def places(first, inside, stride, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr):
+def offsets_of(first, inside, stride, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr):
     """Offsets (ROWS, DIM) of the rows first … first + ROWS of a matrix; False where not `inside` (ROWS,) or past
     HEAD_DIM."""
     dims = tl.arange(0, DIM)
@@ -184,7 +184,7 @@ def load_rows(
     pointer, first, inside, stride, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, MASKED: tl.constexpr
 ):
     """Those rows, zero where masked; all of them are `inside` where not MASKED."""
-    offsets, mask = places(first, inside, stride, ROWS, HEAD_DIM, DIM)
+    offsets, mask = offsets_of(first, inside, stride, ROWS, HEAD_DIM, DIM)
     masked: tl.constexpr = MASKED or HEAD_DIM != DIM
     return tl.load(pointer + offsets, mask=mask, other=0.0) if masked else tl.load(pointer + offsets)
 
@@ -192,7 +192,7 @@ def load_rows(
 @triton.jit
 def store_rows(pointer, first, inside, stride, rows, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr):
     """Writes those rows, in the precision of the destination."""
-    offsets, mask = places(first, inside, stride, ROWS, HEAD_DIM, DIM)
+    offsets, mask = offsets_of(first, inside, stride, ROWS, HEAD_DIM, DIM)
     tl.store(pointer + offsets, rows.to(pointer.dtype.element_ty), mask=mask)
 
 
@@ -217,15 +217,15 @@ def load_row_scale(row_scale, batch, head, strides, rows, inside):
 
 
 @triton.jit
-def load_gains(grad_sum, grad_sum_log, places, inside, r, scale, STATISTICS: tl.constexpr, FOLD_SCALE: tl.constexpr):
+def load_gains(grad_sum, grad_sum_log, index, inside, r, scale, STATISTICS: tl.constexpr, FOLD_SCALE: tl.constexpr):
     """rho_i and dT_i ln 2, (rows,), for a logarithm to base 2 of a u that may lack its factor c; zeros if not asked
     for."""
     gain = tl.zeros_like(r)
     log_gain = gain
     if STATISTICS >= 1:
-        gain = tl.load(grad_sum + places, mask=inside, other=0.0)
+        gain = tl.load(grad_sum + index, mask=inside, other=0.0)
     if STATISTICS == 2:
-        log_gain = tl.load(grad_sum_log + places, mask=inside, other=0.0)
+        log_gain = tl.load(grad_sum_log + index, mask=inside, other=0.0)
         kappa = r * scale if FOLD_SCALE else r
         gain += log_gain * (1.0 + tl.log(maximum(kappa, TINY)))
         log_gain *= LN2
@@ -364,12 +364,12 @@ def forward_kernel(
     o *= (kappa * inverse)[:, None]
     output = head_of(output, batch, head, output_strides)
     store_rows(output, first_query + start, inside, output_strides[2], o, BLOCK_Q, HEAD_DIM, DIM)
-    place = (batch * heads + head) * all_queries + first_query + rows
+    index = (batch * heads + head) * all_queries + first_query + rows
     if STATISTICS >= 1:
         sums = kappa * tl.sum(s, axis=1) / SUM_COLUMNS
-        tl.store(row_sum + place, sums, mask=inside)
+        tl.store(row_sum + index, sums, mask=inside)
     if STATISTICS == 2:
-        tl.store(row_sum_log + place, kappa * LN2 * t + tl.log(maximum(kappa, TINY)) * sums, mask=inside)
+        tl.store(row_sum_log + index, kappa * LN2 * t + tl.log(maximum(kappa, TINY)) * sums, mask=inside)
 
 
 @triton.jit(do_not_specialize=["tile_count", "queries", "keys", "query_offset", "window", "seed", "threshold"])
@@ -402,12 +402,12 @@ def query_gradient_kernel(
     q = load_rows(query, first_query + start, inside, query_strides[2], BLOCK_Q, HEAD_DIM, DIM, True)
     do = load_rows(grad_output, first_query + start, inside, grad_output_strides[2], BLOCK_Q, HEAD_DIM, DIM, True)
     r = load_row_scale(row_scale, batch, head, row_scale_strides, first_query + rows, inside)
-    place = (batch * heads + head) * all_queries + first_query + rows
-    gain, log_gain = load_gains(grad_sum, grad_sum_log, place, inside, r, scale, STATISTICS, FOLD_SCALE)
+    index = (batch * heads + head) * all_queries + first_query + rows
+    gain, log_gain = load_gains(grad_sum, grad_sum_log, index, inside, r, scale, STATISTICS, FOLD_SCALE)
     if STATISTICS >= 1:
-        tl.store(scaled_gain + place, r * gain, mask=inside)
+        tl.store(scaled_gain + index, r * gain, mask=inside)
     if STATISTICS == 2:
-        tl.store(scaled_log_gain + place, r * log_gain, mask=inside)
+        tl.store(scaled_log_gain + index, r * log_gain, mask=inside)
     if scaled_gradient is not None:
         scaled_gradient = head_of(scaled_gradient, batch, head, grad_query_strides)
         scaled = do.to(tl.float32) * (r * inverse)[:, None]
@@ -490,7 +490,7 @@ def key_value_gradient_kernel(
         head = key_head * group + member
         head_query = head_of(query, batch, head, query_strides)
         head_do = head_of(scaled_gradient, batch, head, scaled_gradient_strides)
-        place = (batch * heads + head) * all_queries + first_query
+        first_index = (batch * heads + head) * all_queries + first_query
         for block in tl.range(begin, stop, BLOCK_Q):
             rows = block + tl.arange(0, BLOCK_Q)
             inside = rows < queries
@@ -515,9 +515,9 @@ def key_value_gradient_kernel(
                 score, weight = tl.where(keep, x, 0.0), tl.where(keep, u, 0.0)
                 du = tl.where(keep, du, 0.0)
             if STATISTICS >= 1:
-                du += tl.load(scaled_gain + place + rows, mask=inside, other=0.0)[None, :]
+                du += tl.load(scaled_gain + first_index + rows, mask=inside, other=0.0)[None, :]
             if STATISTICS == 2:
-                du += tl.load(scaled_log_gain + place + rows, mask=inside, other=0.0)[None, :] * log2_of(u)
+                du += tl.load(scaled_log_gain + first_index + rows, mask=inside, other=0.0)[None, :] * log2_of(u)
             dx = activation_gradient(x, u, du, ACTIVATION)
             if CAUSAL and not GATED:
                 dx = tl.where(is_seen(columns[:, None], rows[None, :] + offset, window), dx, 0.0)

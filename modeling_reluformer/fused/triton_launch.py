@@ -112,7 +112,9 @@ def triton_backward(
     """Gradients of query, key and value as `blockwise_backward` gives them. grad_output: any strides, 0 too."""
     grad_output = grad_output.to(query.dtype)
     query, key, value, grad_output = (_rows_contiguous(tensor) for tensor in (query, key, value, grad_output))
-    grad_sum, grad_sum_log = (None if given is None else given.contiguous() for given in (grad_sum, grad_sum_log))
+    grad_sum, grad_sum_log = (
+        None if gradient is None else gradient.contiguous() for gradient in (grad_sum, grad_sum_log)
+    )
     plan, arguments = _plan(query, key, value, specification)
     grad_query, grad_key, grad_value = (
         _blank(empty_like_heads(tensor), specification) for tensor in (query, key, value)
@@ -121,7 +123,7 @@ def triton_backward(
     plain = specification.row_scale is None and specification.dropout_p == 0
     arguments["scaled_gradient"] = None if plain else torch.empty_like(grad_query)
     arguments["scaled_gain"], arguments["scaled_log_gain"] = (
-        None if given is None else torch.empty_like(given) for given in (grad_sum, grad_sum_log)
+        None if gradient is None else torch.empty_like(gradient) for gradient in (grad_sum, grad_sum_log)
     )
     arguments |= {"grad_output": grad_output, "grad_sum": grad_sum, "grad_sum_log": grad_sum_log}
     arguments |= {"grad_query": grad_query, "grad_key": grad_key, "grad_value": grad_value}
@@ -163,7 +165,7 @@ class _Launch(NamedTuple):
     """What the launches of a kernel share, worked out once: a small attention takes less time than that.
 
     rows: batch × heads, and tokens, of the blocks that its programs compute. arguments: of the kernel in its order,
-    None where a call puts its own. places: of these, with their names. compiled: by the alignment of the tensors;
+    None where a call puts its own. per_call: their indices and names. kernels: by the alignment of the tensors;
     called without Triton's look at every argument.
     """
 
@@ -171,8 +173,8 @@ class _Launch(NamedTuple):
     block: int
     rows: tuple[int, int]
     arguments: list[Any]
-    places: list[tuple[int, str]]
-    compiled: dict[Any, Any]
+    per_call: list[tuple[int, str]]
+    kernels: dict[Any, Any]
 
 
 def _plan(query: Tensor, key: Tensor, value: Tensor, specification: Specification) -> tuple[_Plan, dict[str, Any]]:
@@ -186,8 +188,8 @@ def _plan(query: Tensor, key: Tensor, value: Tensor, specification: Specificatio
     options = specification.activation, specification.scale, specification.causal, specification.window
     tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
     plan = _plan_of(forms, rest, (tf32, specification.level, *options, specification.dropout_p))
-    given = {"query": query, "key": key, "value": value, "row_scale": tensors[3], "key_padding_mask": mask}
-    return plan, given | {"query_offset": offset, "seed": 0 if seed is None else int(seed)}
+    arguments = {"query": query, "key": key, "value": value, "row_scale": tensors[3], "key_padding_mask": mask}
+    return plan, arguments | {"query_offset": offset, "seed": 0 if seed is None else int(seed)}
 
 
 @functools.lru_cache(maxsize=512)
@@ -245,8 +247,8 @@ def _launch(name: str, kernel: Any, plan: _Plan, specification: Specification, f
     programs = heads * arguments["tile_count"]
     if programs > 0:
         values = launch.arguments.copy()
-        for place, its_name in launch.places:
-            values[place] = arguments[its_name]
+        for index, its_name in launch.per_call:
+            values[index] = arguments[its_name]
         # the alignment that Triton compiles for
         aligned = tuple([item.data_ptr() % 16 == 0 for item in arguments.values() if isinstance(item, Tensor)])
         _start(kernel, programs, launch, aligned, values, arguments["query"].device)
@@ -259,12 +261,12 @@ def _prepared(name: str, kernel: Any, plan: _Plan, packed: bool, arguments: dict
         rows, block, looped, step = arguments["key"], sizes.keys, "queries", sizes.queries
     known = plan.arguments | {"BLOCK_Q": sizes.queries, "BLOCK_K": sizes.keys}
     known["EVEN"] = not packed and known[looped] % step == 0
-    given = {*arguments, "tiles", "tile_count"}
-    for missing in (each for each in kernel.arg_names if each not in given and each not in known):
+    of_call = {*arguments, "tiles", "tile_count"}
+    for missing in (each for each in kernel.arg_names if each not in of_call and each not in known):
         known[missing] = arguments[missing.removesuffix("_strides")].stride()[:3]
-    places = [(place, each) for place, each in enumerate(kernel.arg_names) if each in given]
+    per_call = [(index, each) for index, each in enumerate(kernel.arg_names) if each in of_call]
     count = rows.shape[0] * rows.shape[1]
-    return _Launch(sizes, block, (count, rows.shape[2]), [known.get(each) for each in kernel.arg_names], places, {})
+    return _Launch(sizes, block, (count, rows.shape[2]), [known.get(each) for each in kernel.arg_names], per_call, {})
 
 
 def _start(
@@ -272,11 +274,11 @@ def _start(
 ) -> None:
     elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
     with torch.cuda.device(device) if elsewhere else nullcontext():
-        if (known := launch.compiled.get(aligned)) is not None:
+        if (known := launch.kernels.get(aligned)) is not None:
             known[(programs, 1, 1)](*values)
         else:
             options = {"num_warps": launch.sizes.warps, "num_stages": launch.sizes.stages}
-            launch.compiled[aligned] = kernel[(programs,)](*values, **options)
+            launch.kernels[aligned] = kernel[(programs,)](*values, **options)
 
 
 def _tile_table(own: Tensor | None, other: Tensor | None, block: int, length: int) -> tuple[Tensor | None, int]:

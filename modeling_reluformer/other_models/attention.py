@@ -134,7 +134,7 @@ def relu_attention_forward(
     if attention_mask is None:
         attention_mask = _without_mask(module, query, key, is_causal)
     visibility, visible_keys = _read_mask(attention_mask, query, key)
-    found = attend_visible(
+    result = attend_visible(
         query,
         key,
         value,
@@ -146,11 +146,11 @@ def relu_attention_forward(
         statistics="sum+entropy" if collects(module, settings.regularization_weight) else "none",
         weights_wanted=bool(output_attentions),
     )
-    if found.row_sum is not None:
-        entropy = row_entropy(found.row_sum, found.row_sum_log)
-        penalty = row_penalty(found.row_sum, entropy, visible_keys, settings.entropy_margin)
+    if result.row_sum is not None:
+        entropy = row_entropy(result.row_sum, result.row_sum_log)
+        penalty = row_penalty(result.row_sum, entropy, visible_keys, settings.entropy_margin)
         collect(module, penalty, _real_rows(visibility, query.shape[2], key.shape[2]))
-    return found.output.transpose(1, 2).contiguous(), found.weights
+    return result.output.transpose(1, 2).contiguous(), result.weights
 
 
 def _settings_of(module: nn.Module) -> AttentionSettings:
@@ -214,8 +214,8 @@ def _real_rows(visibility: Visibility, queries: int, keys: int) -> Tensor | None
     mask = visibility.key_padding_mask
     if mask is None or (queries != keys and not visibility.causal):
         return None
-    places = torch.arange(queries, device=mask.device)
-    return mask[:, places + visibility.query_offset] if visibility.causal else mask
+    positions = torch.arange(queries, device=mask.device)
+    return mask[:, positions + visibility.query_offset] if visibility.causal else mask
 
 
 def relu_attention_mask(

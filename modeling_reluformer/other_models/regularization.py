@@ -208,5 +208,5 @@ def _share(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Tensor | float:
         shifts = LOSS_MAPPING.get(getattr(model, "loss_type", None)) is ForCausalLMLoss
         if shifts and not model.config.is_encoder_decoder:
             labels = labels[..., 1:]
-    found = labels.ne(IGNORED_LABEL).sum()
-    return found / (items.to(found.device) if isinstance(items, Tensor) else items)
+    labelled = labels.ne(IGNORED_LABEL).sum()
+    return labelled / (items.to(labelled.device) if isinstance(items, Tensor) else items)

@@ -150,15 +150,15 @@ def _refuse_softmax_layers(model: nn.Module, owner: str, path: str = "") -> None
     """
     named = dict(model.named_modules(prefix=path))
     lists = tuple(f"{name}." if name else "" for name, part in named.items() if isinstance(part, nn.ModuleList))
-    found = [name for name, module in named.items() if _computes_softmax(module)]
-    layers = [name for name in found if name.startswith(lists)]
-    listed = ", ".join(f"{type(named[name]).__name__} ({name})" for name in (layers or found)[:4])
+    softmax_modules = [name for name, module in named.items() if _computes_softmax(module)]
+    layers = [name for name in softmax_modules if name.startswith(lists)]
+    listed = ", ".join(f"{type(named[name]).__name__} ({name})" for name in (layers or softmax_modules)[:4])
     if layers:
         raise ValueError(
             f"{owner} has {len(layers)} layers that compute softmax attention in code of their own, such as {listed}. "
             "Such a model cannot be given another attention; load it with 'eager' or 'sdpa'."
         )
-    if found:
+    if softmax_modules:
         logger.warning(f"{owner}: modules that compute softmax attention in code of their own stay softmax: {listed}.")
 
 

@@ -31,16 +31,16 @@ PROJECTIONS = (
 )
 _ACTIVATION_NAMES = ("activation_fn", "act_fn", "act", "activation")
 _EXACT = {nn.ReLU: "relu", ReLUSquaredActivation: "relu2", nn.ReLU6: "relu6"}
-ACTIVATIONS = tuple(_EXACT.values())
+SKIPPABLE_ACTIVATIONS = tuple(_EXACT.values())
 
 
-class Block(NamedTuple):
+class SparseBlock(NamedTuple):
     """One feed-forward network of `module`: second(f(first(x)) · g(up(x))).
 
     first, up, second, function: names in `module` of the projections and of f; up is None without a gate. activation:
-    f, one of `ACTIVATIONS`, or None for one that torch computes. up_activation: g, one of them or identity. alone:
-    `module` holds nothing else with weights, so that its forward is the network; False: the network is written out in
-    the forward of a layer.
+    f, one of `SKIPPABLE_ACTIVATIONS`, or None for one that torch computes. up_activation: g, one of them or identity.
+    alone: `module` holds nothing else with weights, so that its forward is the network; False: the network is written
+    out in the forward of a layer.
     """
 
     name: str
@@ -60,28 +60,28 @@ class Block(NamedTuple):
         return {name: getattr(self.module, name) for name in names}
 
 
-def sparse_blocks(model: PreTrainedModel) -> list[Block]:
+def sparse_blocks(model: PreTrainedModel) -> list[SparseBlock]:
     """The feed-forward networks that decode: those of the decoder, or of a model that has no encoder.
 
     Raises:
         ValueError: none is found, or one cannot skip zeros; the message names it and says why.
     """
     stack = model.get_decoder() if model.config.is_encoder_decoder else model
-    found = [
+    blocks = [
         _block(f"{name} ({type(module).__name__})", module, *names)
         for name, module in stack.named_modules()
         for names in PROJECTIONS
         if all(isinstance(getattr(module, each, None), nn.Module) for each in names if each)
     ]
-    if not found or model.main_input_name == "pixel_values":
+    if not blocks or model.main_input_name == "pixel_values":
         known = ", ".join("/".join(filter(None, names)) for names in PROJECTIONS)
         raise ValueError(
             f"{type(model).__name__} has no feed-forward network that decodes, with projections called {known}."
         )
-    return found
+    return blocks
 
 
-def _block(where: str, module: nn.Module, first: str, up: str | None, second: str) -> Block:
+def _block(where: str, module: nn.Module, first: str, up: str | None, second: str) -> SparseBlock:
     function = next((name for name in _ACTIVATION_NAMES if hasattr(module, name)), None)
     activation = getattr(module, function) if function else None
     up_function = getattr(module, "up_fn", nn.Identity())
@@ -89,7 +89,7 @@ def _block(where: str, module: nn.Module, first: str, up: str | None, second: st
     if not exact or type(up_function) not in (*_EXACT, nn.Identity):
         raise ValueError(
             f"{where} computes {type(up_function if exact else activation).__name__}, which gives no exact zeros to "
-            f"skip; use_sparse_ffn needs one of {', '.join(ACTIVATIONS)}."
+            f"skip; use_sparse_ffn needs one of {', '.join(SKIPPABLE_ACTIVATIONS)}."
         )
     others = {name.partition(".")[0] for name, _ in module.named_parameters()} - {first, up, second}
     if up is not None and others:
@@ -97,7 +97,7 @@ def _block(where: str, module: nn.Module, first: str, up: str | None, second: st
             f"{where} holds {', '.join(sorted(others))} beside its projections; use_sparse_ffn does not know it."
         )
     names = _EXACT.get(type(activation)), _EXACT.get(type(up_function), "identity")
-    block = Block(where, module, first, up, second, function, *names, alone=not others)
+    block = SparseBlock(where, module, first, up, second, function, *names, alone=not others)
     for name, projection in block.projections.items():
         if type(projection) is not nn.Linear or projection.weight.device.type != "cpu":
             raise ValueError(
@@ -132,7 +132,7 @@ class Neurons(NamedTuple):
 class PreparedWeights:
     """The `Neurons` of an `nn.Linear`, made anew where its weight or bias has changed.
 
-    A change is seen by the version counter of the tensors, their place in memory and their dtype. What is written
+    A change is seen by the version counter of the tensors, their address in memory and their dtype. What is written
     through `weight.data` is not counted by torch, and is not seen.
 
     transposed: neurons are the inputs of `linear`. int8: with one scale for each neuron.
@@ -193,7 +193,7 @@ class _Sparse:
 class SparseFeedForward(_Sparse):
     """The forward of a module that is a feed-forward network and nothing else."""
 
-    def __init__(self, block: Block, *, int8: bool) -> None:
+    def __init__(self, block: SparseBlock, *, int8: bool) -> None:
         linears = block.projections.items()
         weights = {
             name: PreparedWeights(linear, transposed=name == block.second, int8=int8) for name, linear in linears

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..compiled.library import library
-from .forward import DTYPES, Block, SparseFeedForward, SparseProjection, sparse_blocks
+from .forward import DTYPES, SparseBlock, SparseFeedForward, SparseProjection, sparse_blocks
 
 # A forward that computes something else is off by about its whole output.
 _TOLERANCE = 0.05
@@ -67,7 +67,9 @@ def use_sparse_ffn(model: PreTrainedModel, enabled: bool = True, *, int8: bool =
     return model
 
 
-def _forwards(block: Block, operators: Any, int8: bool) -> list[tuple[nn.Module, SparseFeedForward | SparseProjection]]:
+def _forwards(
+    block: SparseBlock, operators: Any, int8: bool
+) -> list[tuple[nn.Module, SparseFeedForward | SparseProjection]]:
     if block.alone:
         _refuse_other_forward(block, operators)
         return [(block.module, SparseFeedForward(block, int8=int8))]
@@ -76,13 +78,13 @@ def _forwards(block: Block, operators: Any, int8: bool) -> list[tuple[nn.Module,
 
 
 @torch.no_grad()
-def _refuse_other_forward(block: Block, operators: Any) -> None:
+def _refuse_other_forward(block: SparseBlock, operators: Any) -> None:
     """Structure is names; numbers tell whether the forward of the class computes what they promise."""
     weight = block.projections[block.first].weight
     rows = torch.randn(2, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
     module = copy.deepcopy(block.module).eval()
-    expected, found = type(module).forward(module, rows), SparseFeedForward(block, int8=False).compute(operators, rows)
-    if (expected - found).float().norm() > _TOLERANCE * expected.float().norm():
+    expected, output = type(module).forward(module, rows), SparseFeedForward(block, int8=False).compute(operators, rows)
+    if (expected - output).float().norm() > _TOLERANCE * expected.float().norm():
         factor = f" * {block.up}(x)" if block.up else ""
         raise ValueError(
             f"{block.name} does not compute {block.second}({block.function}({block.first}(x)){factor}); use_sparse_ffn "

@@ -15,8 +15,8 @@ namespace {
 
 using reluformer::Call;
 using reluformer::Heads;
-using reluformer::Piece;
 using reluformer::RowNumbers;
+using reluformer::WorkItem;
 
 // Below so many multiplications and additions a second thread costs more than it gains.
 constexpr double kWorkOfAThread = 1 << 18;
@@ -40,9 +40,9 @@ std::vector<std::string> instruction_sets() {
 // Returns the name of the set that computes now. For tests, which compare all that a processor has.
 std::string choose_instruction_set(std::string_view name) {
   const auto& sets = reluformer::instruction_sets();
-  const auto found = std::find_if(sets.begin(), sets.end(), [&](const auto& set) { return set.name == name; });
-  TORCH_CHECK_VALUE(found != sets.end(), "this processor has no instruction set '", name, "'.");
-  reluformer::chosen_set() = &*found;
+  const auto match = std::find_if(sets.begin(), sets.end(), [&](const auto& set) { return set.name == name; });
+  TORCH_CHECK_VALUE(match != sets.end(), "this processor has no instruction set '", name, "'.");
+  reluformer::chosen_set() = &*match;
   return reluformer::chosen_set()->name;
 }
 
@@ -127,24 +127,24 @@ std::vector<int64_t> edges_of(const MaybeTensor& tensor, int64_t length) {
 }
 
 // One for each head of keys of each sequence; with fewer of them than threads, each is cut into ranges of queries.
-struct Pieces {
-  std::vector<Piece> all;
+struct WorkItems {
+  std::vector<WorkItem> all;
   int64_t chunks = 1;  // neighbours in `all` that share their keys
 };
 
-Pieces pieces_of(const Tensor& query, const Tensor& key, const bool* mask, const MaybeTensor& edges_q,
-                 const MaybeTensor& edges_k) {
+WorkItems items_of(const Tensor& query, const Tensor& key, const bool* mask, const MaybeTensor& edges_q,
+                   const MaybeTensor& edges_k) {
   const std::vector<int64_t> query_edges = edges_of(edges_q, query.size(2)), key_edges = edges_of(edges_k, key.size(2));
   TORCH_CHECK_VALUE(
       query_edges.size() == key_edges.size() && (!edges_q || query.size(0) == 1),
       "cu_seqlens_q and cu_seqlens_k must be given together, with the same number of sequences and a batch of 1.");
   const int64_t key_heads = key.size(1), group = query.size(1) / key_heads, keys = key.size(2);
   const int64_t spans = edges_q ? static_cast<int64_t>(query_edges.size()) - 1 : query.size(0);
-  Pieces pieces;
+  WorkItems items;
   const int64_t count = spans * key_heads, threads = at::get_num_threads();
   if (count > 0 && count < threads) {
     const int64_t blocks = std::max<int64_t>(1, (query.size(2) + reluformer::kQueries - 1) / reluformer::kQueries);
-    pieces.chunks = std::min((threads + count - 1) / count, blocks);
+    items.chunks = std::min((threads + count - 1) / count, blocks);
   }
   for (int64_t span = 0; span < spans; ++span) {
     const int64_t batch = edges_q ? 0 : span;
@@ -152,26 +152,26 @@ Pieces pieces_of(const Tensor& query, const Tensor& key, const bool* mask, const
                   query_end = edges_q ? query_edges[span + 1] : query.size(2);
     const int64_t key_begin = edges_q ? key_edges[span] : 0, key_end = edges_q ? key_edges[span + 1] : keys;
     const int64_t step =
-        reluformer::round_up((query_end - query_begin + pieces.chunks - 1) / pieces.chunks, reluformer::kQueries);
+        reluformer::round_up((query_end - query_begin + items.chunks - 1) / items.chunks, reluformer::kQueries);
     for (int64_t head = 0; head < key_heads; ++head) {
-      for (int64_t chunk = 0; chunk < pieces.chunks; ++chunk) {
+      for (int64_t chunk = 0; chunk < items.chunks; ++chunk) {
         const int64_t begin = std::min(query_end, query_begin + chunk * step),
-                      end = pieces.chunks == 1 ? query_end : std::min(query_end, begin + step);
-        pieces.all.push_back({span * key_heads + head, batch, head, head * group, group, query_begin, begin, end,
-                              key_begin, key_end, mask ? mask + batch * keys + key_begin : nullptr});
+                      end = items.chunks == 1 ? query_end : std::min(query_end, begin + step);
+        items.all.push_back({span * key_heads + head, batch, head, head * group, group, query_begin, begin, end,
+                             key_begin, key_end, mask ? mask + batch * keys + key_begin : nullptr});
       }
     }
   }
-  return pieces;
+  return items;
 }
 
 template <typename Function>
-void for_each_piece(const Pieces& pieces, double work, Function function) {
-  const auto count = static_cast<int64_t>(pieces.all.size());
+void for_each_item(const WorkItems& items, double work, Function function) {
+  const auto count = static_cast<int64_t>(items.all.size());
   const bool alone = work < kWorkOfAThread || at::get_num_threads() == 1;
   at::parallel_for(0, count, alone ? std::max<int64_t>(count, 1) : 1, [&](int64_t begin, int64_t end) {
     for (int64_t index = begin; index < end; ++index) {
-      function(pieces.all[index], index);
+      function(items.all[index], index);
     }
     reluformer::release_products();
   });
@@ -223,32 +223,32 @@ std::tuple<Tensor, Tensor, Tensor> forward(RELUFORMER_PARAMETERS(int64_t)) {
   const Tensor q = side_by_side(query), k = side_by_side(key), v = side_by_side(value);
   const MaybeTensor scales = row_scale ? MaybeTensor(row_scale->contiguous()) : std::nullopt;
   const MaybeTensor real = key_padding_mask ? MaybeTensor(key_padding_mask->contiguous()) : std::nullopt;
-  const Pieces pieces = pieces_of(q, k, real ? real->const_data_ptr<bool>() : nullptr, cu_seqlens_q, cu_seqlens_k);
+  const WorkItems items = items_of(q, k, real ? real->const_data_ptr<bool>() : nullptr, cu_seqlens_q, cu_seqlens_k);
   dispatch(query.scalar_type(), [&](const auto& kernels) {
     using Scalar = typename std::decay_t<decltype(kernels)>::Scalar;
     const reluformer::Inputs<Scalar> in{heads_of<const Scalar>(q), heads_of<const Scalar>(k), heads_of<const Scalar>(v),
                                         numbers_of(scales)};
     const reluformer::Outputs<Scalar> out{heads_of<Scalar>(output), numbers_of(row_sum), numbers_of(row_sum_log)};
-    for_each_piece(pieces, work_of(q, k, 2),
-                   [&](const Piece& piece, int64_t) { reluformer::forward_piece(kernels, piece, call, in, out); });
+    for_each_item(items, work_of(q, k, 2),
+                  [&](const WorkItem& item, int64_t) { reluformer::forward_item(kernels, item, call, in, out); });
   });
   return {output, row_sum, row_sum_log};
 }
 
 template <typename Scalar, typename Number>
-void write_key_gradients(const reluformer::Kernels<Scalar, Number>& kernels, const Pieces& pieces, const Tensor& sums,
+void write_key_gradients(const reluformer::Kernels<Scalar, Number>& kernels, const WorkItems& items, const Tensor& sums,
                          int64_t dims, const Tensor& gradient) {
   const Heads<Scalar> target = heads_of<Scalar>(gradient);
   const int64_t size = sums.size(1);
-  for_each_piece(pieces, static_cast<double>(sums.numel()), [&](const Piece& piece, int64_t index) {
-    if (index % pieces.chunks == 0) {
+  for_each_item(items, static_cast<double>(sums.numel()), [&](const WorkItem& item, int64_t index) {
+    if (index % items.chunks == 0) {
       float* first = sums.mutable_data_ptr<float>() + index * size;
-      for (int64_t chunk = 1; chunk < pieces.chunks; ++chunk) {
+      for (int64_t chunk = 1; chunk < items.chunks; ++chunk) {
         for (int64_t i = 0; i < size; ++i) {
           first[i] += first[chunk * size + i];
         }
       }
-      reluformer::write_key_gradient(kernels, piece, dims, first, target);
+      reluformer::write_key_gradient(kernels, item, dims, first, target);
     }
   });
 }
@@ -266,7 +266,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_output, const May
   auto whole = [](const MaybeTensor& tensor) { return tensor ? MaybeTensor(tensor->contiguous()) : std::nullopt; };
   const MaybeTensor scales = whole(row_scale), real = whole(key_padding_mask), gains = whole(grad_sum),
                     gains_log = whole(grad_sum_log);
-  const Pieces pieces = pieces_of(q, k, real ? real->const_data_ptr<bool>() : nullptr, cu_seqlens_q, cu_seqlens_k);
+  const WorkItems items = items_of(q, k, real ? real->const_data_ptr<bool>() : nullptr, cu_seqlens_q, cu_seqlens_k);
   dispatch(query.scalar_type(), [&](const auto& kernels) {
     using Scalar = typename std::decay_t<decltype(kernels)>::Scalar;
     const reluformer::Inputs<Scalar> in{heads_of<const Scalar>(q), heads_of<const Scalar>(k), heads_of<const Scalar>(v),
@@ -275,25 +275,25 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_output, const May
         heads_of<const Scalar>(incoming), numbers_of(gains),          numbers_of(gains_log),
         heads_of<Scalar>(grad_query),     heads_of<Scalar>(grad_key), heads_of<Scalar>(grad_value)};
     int64_t longest = 0;
-    for (const Piece& piece : pieces.all) {
-      longest = std::max(longest, piece.key_end - piece.key_begin);
+    for (const WorkItem& item : items.all) {
+      longest = std::max(longest, item.key_end - item.key_begin);
     }
     const reluformer::Columns<Scalar> keys(longest, call.dims, false), values(longest, call.dims_v, false);
     const auto wide = query.options().dtype(at::kFloat);
-    const auto shared = pieces.chunks > 1 ? static_cast<int64_t>(pieces.all.size()) : 0;
+    const auto shared = items.chunks > 1 ? static_cast<int64_t>(items.all.size()) : 0;
     const Tensor key_sums = at::empty({shared, keys.size()}, wide),
                  value_sums = at::empty({shared, values.size()}, wide);
-    for_each_piece(pieces, work_of(q, k, 5), [&](const Piece& piece, int64_t index) {
+    for_each_item(items, work_of(q, k, 5), [&](const WorkItem& item, int64_t index) {
       reluformer::KeySums total{nullptr, nullptr};
       if (shared) {
         total = {key_sums.mutable_data_ptr<float>() + index * keys.size(),
                  value_sums.mutable_data_ptr<float>() + index * values.size()};
       }
-      reluformer::backward_piece(kernels, piece, call, in, gradients, total);
+      reluformer::backward_item(kernels, item, call, in, gradients, total);
     });
-    if (pieces.chunks > 1) {
-      write_key_gradients(kernels, pieces, key_sums, call.dims, grad_key);
-      write_key_gradients(kernels, pieces, value_sums, call.dims_v, grad_value);
+    if (items.chunks > 1) {
+      write_key_gradients(kernels, items, key_sums, call.dims, grad_key);
+      write_key_gradients(kernels, items, value_sums, call.dims_v, grad_value);
     }
   });
   return {grad_query, grad_key, grad_value};

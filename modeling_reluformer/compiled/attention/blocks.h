@@ -56,7 +56,7 @@ struct RowNumbers {
   }
 };
 
-// What all pieces of a call have in common.
+// What all work items of a call have in common.
 struct Call {
   int64_t activation, dims, dims_v, statistics;
   float scale;
@@ -67,7 +67,7 @@ struct Call {
 };
 
 // One head of keys of one sequence, with the query heads that share it, and the queries that this item computes.
-struct Piece {
+struct WorkItem {
   int64_t index, batch, key_head, first_head, heads;
   int64_t query_start;  // of the sequence
   int64_t query_begin, query_end, key_begin, key_end;
@@ -80,9 +80,9 @@ inline uint64_t mix(uint64_t value) {
   return value ^ (value >> 31);
 }
 
-inline uint32_t dropout_key(int64_t seed, int64_t piece, int64_t head, int64_t row) {
+inline uint32_t dropout_key(int64_t seed, int64_t item, int64_t head, int64_t row) {
   uint64_t key = mix(static_cast<uint64_t>(seed) + 0x9E3779B97F4A7C15u);
-  for (int64_t part : {piece, head, row}) {
+  for (int64_t part : {item, head, row}) {
     key = mix(key ^ (static_cast<uint64_t>(part) + 0x9E3779B97F4A7C15u));
   }
   return static_cast<uint32_t>(key >> 32);
@@ -163,7 +163,7 @@ inline Scratch& scratch_of_this_thread() {
   return scratch;
 }
 
-// Keys or values of a piece in tiles of `width` keys, padded with zeros, as the factors of products.
+// Keys or values of a work item in tiles of `width` keys, padded with zeros, as the factors of products.
 template <typename Number>
 struct Columns {
   static constexpr bool kInPairs = !std::is_same_v<Number, float>;
@@ -236,7 +236,7 @@ struct Columns {
   Matrix<const Number> transposed_factor(int64_t tile) const {
     return {transposed + tile * width * padded, layout({padded, width})};
   }
-  // The same place in a sum of gradients, (dims, keys).
+  // The same tile in a sum of gradients, (dims, keys).
   Matrix<float> sum(float* sums, int64_t tile) const { return {sums + tile * width * padded, layout({padded, width})}; }
   // The keys of a tile up to the last that is there, rounded up: the last tile may hold few.
   int64_t used(int64_t tile) const { return std::min(width, round_up(count - tile * width, kColumns)); }
@@ -259,10 +259,10 @@ struct Rows {
 };
 
 template <typename Function>
-void for_each_rows(const Piece& piece, const Call& call, int64_t keys, Function function) {
-  for (int64_t head = piece.first_head; head < piece.first_head + piece.heads; ++head) {
-    for (int64_t begin = piece.query_begin; begin < piece.query_end; begin += kQueries) {
-      const int64_t count = std::min(kQueries, piece.query_end - begin), first = begin - piece.query_start;
+void for_each_rows(const WorkItem& item, const Call& call, int64_t keys, Function function) {
+  for (int64_t head = item.first_head; head < item.first_head + item.heads; ++head) {
+    for (int64_t begin = item.query_begin; begin < item.query_end; begin += kQueries) {
+      const int64_t count = std::min(kQueries, item.query_end - begin), first = begin - item.query_start;
       const int64_t last = first + count;
       const int64_t unseen = call.causal ? std::clamp<int64_t>(first + call.offset + 1 - call.window, 0, keys) : 0;
       const int64_t seen = call.causal ? std::clamp<int64_t>(last + call.offset, 0, keys) : keys;
@@ -273,7 +273,7 @@ void for_each_rows(const Piece& piece, const Call& call, int64_t keys, Function 
 
 // Tile `index` of some rows. row_keys: room for (padded,) where weights are dropped.
 template <typename Number>
-Tile tile_of(const Piece& piece, const Call& call, const Rows& rows, const Columns<Number>& columns, int64_t index,
+Tile tile_of(const WorkItem& item, const Call& call, const Rows& rows, const Columns<Number>& columns, int64_t index,
              const int32_t* real_keys, const uint32_t* row_keys) {
   Tile tile{};
   tile.rows = rows.padded;
@@ -285,7 +285,7 @@ Tile tile_of(const Piece& piece, const Call& call, const Rows& rows, const Colum
   tile.window = call.window;
   const int64_t left = columns.count - tile.first_column;
   tile.limit = std::min(left, tile.columns);
-  tile.visible = call.causal ? rows.begin - piece.query_start + call.offset + 1 - tile.first_column : left;
+  tile.visible = call.causal ? rows.begin - item.query_start + call.offset + 1 - tile.first_column : left;
   tile.real_keys = real_keys ? real_keys + tile.first_column : nullptr;
   tile.scale = call.scale;
   if (call.dropout > 0) {
@@ -295,29 +295,29 @@ Tile tile_of(const Piece& piece, const Call& call, const Rows& rows, const Colum
   return tile;
 }
 
-inline void fill_dropout_keys(const Piece& piece, const Call& call, const Rows& rows, uint32_t* keys) {
+inline void fill_dropout_keys(const WorkItem& item, const Call& call, const Rows& rows, uint32_t* keys) {
   for (int64_t i = 0; call.dropout > 0 && i < rows.padded; ++i) {
-    keys[i] = dropout_key(call.seed, piece.index, rows.head, rows.begin - piece.query_start + i);
+    keys[i] = dropout_key(call.seed, item.index, rows.head, rows.begin - item.query_start + i);
   }
 }
 
-// Keys of a piece up to the last real one.
-inline int64_t real_length(const Piece& piece) {
-  int64_t count = piece.key_end - piece.key_begin;
-  while (piece.real && count > 0 && !piece.real[count - 1]) {
+// Keys of a work item up to the last real one.
+inline int64_t real_length(const WorkItem& item) {
+  int64_t count = item.key_end - item.key_begin;
+  while (item.real && count > 0 && !item.real[count - 1]) {
     --count;
   }
   return count;
 }
 
 // Which of the first `count` keys are real, as masks of lanes; null where an activation needs none.
-inline const int32_t* masks_of_keys(const Piece& piece, const Call& call, int64_t count, int32_t* masks) {
-  if (!piece.real || kActivations[call.activation].closed_at_zero ||
-      std::all_of(piece.real, piece.real + count, [](bool real) { return real; })) {
+inline const int32_t* masks_of_keys(const WorkItem& item, const Call& call, int64_t count, int32_t* masks) {
+  if (!item.real || kActivations[call.activation].closed_at_zero ||
+      std::all_of(item.real, item.real + count, [](bool real) { return real; })) {
     return nullptr;
   }
   for (int64_t j = 0; j < round_up(count, kColumns); ++j) {
-    masks[j] = j < count && piece.real[j] ? -1 : 0;
+    masks[j] = j < count && item.real[j] ? -1 : 0;
   }
   return masks;
 }

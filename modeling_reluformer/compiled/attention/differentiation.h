@@ -86,7 +86,7 @@ enum Saved : size_t {
   kSavedInputs
 };
 
-// What the backward pass needs beside tensors, in one piece: entries of `saved_data` by name cost microseconds.
+// What the backward pass needs beside tensors, as one object: entries of `saved_data` by name cost microseconds.
 template <typename Type>
 using Kept = std::conditional_t<std::is_same_v<Type, std::string_view>, std::string, Type>;
 #define RELUFORMER_OPTION_MEMBER(schema, Type, name) Kept<Type> name;
@@ -123,10 +123,10 @@ struct Attention : torch::autograd::Function<Attention> {
     const auto& options = static_cast<const Options&>(*holder);
     // Where no graph is traced, undefined; and whatever it is of a statistic that was not wanted.
     const size_t wanted = options.statistics == "none" ? 0 : options.statistics == "sum" ? 1 : 2;
-    auto given = [&](size_t index) {
+    auto gradient_of = [&](size_t index) {
       return index <= wanted && incoming[index].defined() ? MaybeTensor(incoming[index]) : std::nullopt;
     };
-    const MaybeTensor grad_sum = given(1), grad_sum_log = given(2);
+    const MaybeTensor grad_sum = gradient_of(1), grad_sum_log = gradient_of(2);
     const Tensor &query = saved[kSaved_query], &key = saved[kSaved_key], &value = saved[kSaved_value];
     const Tensor grad_output =
         incoming[0].defined()
@@ -163,8 +163,8 @@ std::tuple<Tensor, Tensor, Tensor> attention_autograd(RELUFORMER_PARAMETERS(c10:
     at::AutoDispatchBelowADInplaceOrView below;
     return operator_of<Forward>("reluformer_cpu::attention").call(RELUFORMER_ARGUMENTS);
   }
-  auto found = Attention::apply(RELUFORMER_ARGUMENTS);
-  return {found[0], found[1], found[2]};
+  auto results = Attention::apply(RELUFORMER_ARGUMENTS);
+  return {results[0], results[1], results[2]};
 }
 
 struct AttentionBackward : torch::autograd::Function<AttentionBackward> {
@@ -191,8 +191,8 @@ std::tuple<Tensor, Tensor, Tensor> backward_autograd(const Tensor& grad_output, 
     return operator_of<Backward>("reluformer_cpu::attention_backward")
         .call(grad_output, grad_sum, grad_sum_log, RELUFORMER_ARGUMENTS);
   }
-  auto found = AttentionBackward::apply(grad_output, grad_sum, grad_sum_log, RELUFORMER_ARGUMENTS);
-  return {found[0], found[1], found[2]};
+  auto results = AttentionBackward::apply(grad_output, grad_sum, grad_sum_log, RELUFORMER_ARGUMENTS);
+  return {results[0], results[1], results[2]};
 }
 
 }  // namespace

@@ -97,8 +97,8 @@ __attribute__((always_inline)) inline void load_transposed(const Number* first, 
 
 // Two rows of results as pairs; of float, one after the other.
 inline void store_pair(const Matrix<float>& to, int64_t row, int64_t column, Floats first, Floats second) {
-  store(to.data + to.layout.place(row, column), first);
-  store(to.data + to.layout.place(row + 1, column), second);
+  store(to.data + to.layout.offset(row, column), first);
+  store(to.data + to.layout.offset(row + 1, column), second);
 }
 
 inline void store_pair(const Matrix<BFloat16>& to, int64_t row, int64_t column, Floats first, Floats second) {
@@ -142,7 +142,7 @@ void copy_rows(const Matrix<const Scalar>& from, const Size& size, const bool* r
     const int64_t width = row < size.rows && (!real || real[row]) ? size.columns : 0;
     const Scalar* numbers = from.data + row * from.layout.row;
     for_each_panel(padded.columns, [&](int64_t column, int64_t) {
-      Number* panel = to.data + to.layout.place(row, column);
+      Number* panel = to.data + to.layout.offset(row, column);
       const int64_t count = width - column < kColumns ? width - column : kColumns;
       if (count == kColumns) {
         copy_numbers(numbers + column, kColumns, panel);
@@ -182,14 +182,14 @@ void transpose(const Matrix<const Number>& from, const Size& size, bool pairs, c
   Floats block[kLanes];
   for (int64_t row = 0; row < size.rows; row += kLanes) {
     for (int64_t column = 0; column < size.columns; column += kLanes) {
-      load_transposed(from.data + from.layout.place(row, column), from.layout.row, block);
+      load_transposed(from.data + from.layout.offset(row, column), from.layout.row, block);
 #pragma GCC unroll 8
       for (int i = 0; i < kLanes; i += 2) {
         if (pairs) {
           store_pair(to, column + i, row, block[i], block[i + 1]);
         } else {
-          store(to.data + to.layout.place(column + i, row), block[i]);
-          store(to.data + to.layout.place(column + i + 1, row), block[i + 1]);
+          store(to.data + to.layout.offset(column + i, row), block[i]);
+          store(to.data + to.layout.offset(column + i + 1, row), block[i + 1]);
         }
       }
     }
@@ -234,18 +234,18 @@ template <typename H, int kStatistics, bool kPlain, typename Number>
 void weigh_strip(const Tile& tile, int64_t first, int64_t width, const Visible* visible, const float* scores,
                  Number* weights, Sums& sums) {
   for (int64_t row = 0; row < tile.rows; ++row) {
-    int64_t place = tile.layout.place(row, first);
+    int64_t offset = tile.layout.offset(row, first);
     Floats sum = kStatistics > 0 ? sums.weights[row] : all(0.0f),
            sum_log = kStatistics > 1 ? sums.logs[row] : all(0.0f);
-    for (int64_t panel = first; panel < first + width; panel += kColumns, place += tile.layout.panel) {
+    for (int64_t panel = first; panel < first + width; panel += kColumns, offset += tile.layout.panel) {
       if (!kPlain && (panel >= visible[row].end || panel + kColumns <= visible[row].begin)) {
-        std::memset(static_cast<void*>(weights + place), 0, kColumns * sizeof(Number));
+        std::memset(static_cast<void*>(weights + offset), 0, kColumns * sizeof(Number));
         continue;
       }
 #pragma GCC unroll 4
       for (int part = 0; part < kColumns; part += kLanes) {
         const int64_t column = panel + part;
-        Floats weight = H::value(load(scores + place + part) * tile.scale);
+        Floats weight = H::value(load(scores + offset + part) * tile.scale);
         if constexpr (!kPlain) {
           weight = hide(tile, weight, column, visible[row]);
         }
@@ -258,7 +258,7 @@ void weigh_strip(const Tile& tile, int64_t first, int64_t width, const Visible* 
         if (!kPlain && tile.dropout.keys) {
           weight *= dropout_factors(tile.dropout, tile.dropout.keys[row], tile.first_column + column);
         }
-        store(weights + place + part, weight);
+        store(weights + offset + part, weight);
       }
     }
     if constexpr (kStatistics > 0) {
@@ -344,18 +344,18 @@ void differentiate_strip(const Tile& tile, int64_t begin, int64_t width, const R
     const int64_t seen_from = smaller(first.visible.begin, second.visible.begin);
     const int64_t seen_to = first.visible.end < second.visible.end ? second.visible.end : first.visible.end;
     for (int64_t column = begin; column < begin + width; column += kLanes) {
-      const int64_t place = tile.layout.place(row, column), next = place + tile.layout.row;
+      const int64_t offset = tile.layout.offset(row, column), next = offset + tile.layout.row;
       Floats gradient[2] = {}, weight[2] = {};
       if (kPlain || (column < seen_to && column + kLanes > seen_from)) {
-        const Floats x[2] = {load(scores + place) * tile.scale, load(scores + next) * tile.scale};
-        const Floats g[2] = {load(gradients + place), load(gradients + next)};
+        const Floats x[2] = {load(scores + offset) * tile.scale, load(scores + next) * tile.scale};
+        const Floats g[2] = {load(gradients + offset), load(gradients + next)};
         differentiate_vector<H, kPlain>(tile, first, x[0], g[0], column, gradient[0], weight[0]);
         differentiate_vector<H, kPlain>(tile, second, x[1], g[1], column, gradient[1], weight[1]);
       }
       store_pair(to_weights, row, column, weight[0], weight[1]);
       store_pair(to_pairs, row, column, gradient[0], gradient[1]);
       if (rows != pairs) {
-        store(rows + place, gradient[0]);
+        store(rows + offset, gradient[0]);
         store(rows + next, gradient[1]);
       }
     }
@@ -397,7 +397,7 @@ template <typename Scalar>
 void write_rows(const Matrix<const float>& values, const float* factors, const Size& size, const Matrix<Scalar>& to) {
   for (int64_t row = 0; row < size.rows; ++row) {
     for_each_panel(size.columns, [&](int64_t column, int64_t count) {
-      const float* from = values.data + values.layout.place(row, column);
+      const float* from = values.data + values.layout.offset(row, column);
       write_numbers(from, factors ? factors[row] : 1.0f, count, to.data + row * to.layout.row + column);
     });
   }
@@ -409,7 +409,7 @@ void write_transposed(const Matrix<const float>& values, const Size& size, const
   for (int64_t row = 0; row < size.rows; row += kLanes) {
     const int64_t count = smaller(kLanes, size.rows - row);
     for (int64_t column = 0; column < size.columns; column += kLanes) {
-      load_transposed(values.data + values.layout.place(column, row), values.layout.row, block);
+      load_transposed(values.data + values.layout.offset(column, row), values.layout.row, block);
       Scalar* target = to.data + row * to.layout.row + column;
       if (count == kLanes && column + kLanes <= size.columns) {
 #pragma GCC unroll 16
@@ -432,7 +432,7 @@ void scale_rows(const Matrix<const Scalar>& from, const Size& size, const float*
   copy_rows(from, size, nullptr, to, padded);
   for (int64_t row = 0; factors && row < size.rows; ++row) {
     for (int64_t column = 0; column < padded.columns; column += kLanes) {
-      Number* numbers = to.data + to.layout.place(row, column);
+      Number* numbers = to.data + to.layout.offset(row, column);
       store(numbers, load(numbers) * factors[row]);
     }
   }

@@ -8,7 +8,7 @@
 namespace reluformer {
 
 // The activations of attention: the struct in activations.h, its name, and whether it is closed at zero, as in
-// fused/activations.py. The number of an activation is its place in this list.
+// fused/activations.py. The number of an activation is its index in this list.
 #define RELUFORMER_ACTIVATIONS(ACTIVATION) \
   ACTIVATION(Relu, "relu", true)           \
   ACTIVATION(Relu2, "relu2", true)         \
@@ -27,7 +27,7 @@ struct Activation {
 constexpr Activation kActivations[] = {RELUFORMER_ACTIVATIONS(RELUFORMER_ACTIVATION_ROW)};
 constexpr int64_t kActivationCount = sizeof(kActivations) / sizeof(Activation);
 
-// Dropout keeps a weight where a hash of its place passes a threshold: the same in both passes, however tiles are cut.
+// Dropout keeps a weight where a hash of its position passes a threshold: the same in both passes, whatever the tiles.
 struct Dropout {
   uint64_t threshold = 0;          // p · 2³²
   float kept = 1.0f;               // 1 / (1 - p)

@@ -1,4 +1,4 @@
-// The forward and the backward pass of one piece: see blocks.h.
+// The forward and the backward pass of one work item: see blocks.h.
 #pragma once
 
 #include "blocks.h"
@@ -33,9 +33,9 @@ Matrix<const Number> padded_rows(const Kernels<Scalar, Number>& kernels, const M
 
 // S and T of some rows from sums of u and of u log u.
 inline void write_statistics(const RowNumbers& row_sum, const RowNumbers& row_sum_log, const float* scale,
-                             const Piece& piece, const Rows& rows, const float* sums, const float* sums_log) {
-  float* total = row_sum.row(piece.batch, rows.head, rows.begin);
-  float* total_log = row_sum_log.row(piece.batch, rows.head, rows.begin);
+                             const WorkItem& item, const Rows& rows, const float* sums, const float* sums_log) {
+  float* total = row_sum.row(item.batch, rows.head, rows.begin);
+  float* total_log = row_sum_log.row(item.batch, rows.head, rows.begin);
   for (int64_t i = 0; total && i < rows.count; ++i) {
     const float r = scale ? scale[i] : 1.0f;
     total[i] = r * sums[i];
@@ -47,9 +47,9 @@ inline void write_statistics(const RowNumbers& row_sum, const RowNumbers& row_su
 
 // Few queries: each passes over keys and values as they lie in memory.
 template <typename Scalar, typename Number>
-void forward_few(const Kernels<Scalar, Number>& kernels, const Piece& piece, const Call& call, const Inputs<Scalar>& in,
-                 const Outputs<Scalar>& out) {
-  const int64_t count = real_length(piece);
+void forward_few(const Kernels<Scalar, Number>& kernels, const WorkItem& item, const Call& call,
+                 const Inputs<Scalar>& in, const Outputs<Scalar>& out) {
+  const int64_t count = real_length(item);
   float *weights, *output;
   int32_t* masks;
   scratch_of_this_thread().fit([&] {
@@ -57,50 +57,50 @@ void forward_few(const Kernels<Scalar, Number>& kernels, const Piece& piece, con
     output = scratch_of_this_thread().part<float>(round_up(call.dims_v, kColumns));
     masks = scratch_of_this_thread().part<int32_t>(round_up(count, kColumns));
   });
-  const int32_t* real_keys = masks_of_keys(piece, call, count, masks);
-  const Matrix<const Scalar> keys = in.key.rows(piece.batch, piece.key_head, piece.key_begin);
-  const Matrix<const Scalar> values = in.value.rows(piece.batch, piece.key_head, piece.key_begin);
+  const int32_t* real_keys = masks_of_keys(item, call, count, masks);
+  const Matrix<const Scalar> keys = in.key.rows(item.batch, item.key_head, item.key_begin);
+  const Matrix<const Scalar> values = in.value.rows(item.batch, item.key_head, item.key_begin);
   const Columns<Number> whole{count, call.dims, false};
-  for (int64_t head = piece.first_head; head < piece.first_head + piece.heads; ++head) {
-    for (int64_t index = piece.query_begin; index < piece.query_end; ++index) {
-      const int64_t last = index - piece.query_start + call.offset;
+  for (int64_t head = item.first_head; head < item.first_head + item.heads; ++head) {
+    for (int64_t index = item.query_begin; index < item.query_end; ++index) {
+      const int64_t last = index - item.query_start + call.offset;
       const int64_t unseen = call.causal ? std::clamp<int64_t>(last + 1 - call.window, 0, count) : 0;
       const Rows rows{head, index, 1, 1, unseen, count};
       uint32_t key;
-      fill_dropout_keys(piece, call, rows, &key);
-      Tile tile = tile_of(piece, call, rows, whole, 0, real_keys, &key);
+      fill_dropout_keys(item, call, rows, &key);
+      Tile tile = tile_of(item, call, rows, whole, 0, real_keys, &key);
       // all keys are one tile, without those before the window
       const int64_t skipped = unseen / kColumns * kColumns;
       tile.limit = count - skipped;
       tile.first_column = skipped;
       tile.visible -= skipped;
       tile.real_keys = real_keys ? real_keys + skipped : nullptr;
-      const Row<Scalar> row{in.query.row(piece.batch, head, index),
+      const Row<Scalar> row{in.query.row(item.batch, head, index),
                             {keys.data + skipped * keys.layout.row, keys.layout},
                             {values.data + skipped * values.layout.row, values.layout},
                             call.dims,
                             call.dims_v,
-                            piece.real ? piece.real + skipped : nullptr};
+                            item.real ? item.real + skipped : nullptr};
       float sum = 0.0f, sum_log = 0.0f;
       kernels.attend_row[call.activation](tile, row, weights, output, call.statistics > 0 ? &sum : nullptr,
                                           call.statistics > 1 ? &sum_log : nullptr);
-      const float* scale = in.row_scale.row(piece.batch, head, index);
-      write_statistics(out.row_sum, out.row_sum_log, scale, piece, rows, &sum, &sum_log);
+      const float* scale = in.row_scale.row(item.batch, head, index);
+      write_statistics(out.row_sum, out.row_sum_log, scale, item, rows, &sum, &sum_log);
       kernels.write_rows({output, in_rows(call.dims_v)}, scale, {1, call.dims_v},
-                         out.output.rows(piece.batch, head, index));
+                         out.output.rows(item.batch, head, index));
     }
   }
 }
 
 template <typename Scalar, typename Number>
-void forward_piece(const Kernels<Scalar, Number>& kernels, const Piece& piece, const Call& call,
-                   const Inputs<Scalar>& in, const Outputs<Scalar>& out) {
-  if (piece.query_end - piece.query_begin <= kSingleRows) {
-    forward_few(kernels, piece, call, in, out);
+void forward_item(const Kernels<Scalar, Number>& kernels, const WorkItem& item, const Call& call,
+                  const Inputs<Scalar>& in, const Outputs<Scalar>& out) {
+  if (item.query_end - item.query_begin <= kSingleRows) {
+    forward_few(kernels, item, call, in, out);
     return;
   }
   Scratch& scratch = scratch_of_this_thread();
-  const int64_t count = real_length(piece);
+  const int64_t count = real_length(item);
   const bool panels = kernels.multiply != nullptr;
   Columns<Number> keys(count, call.dims, panels), values(count, call.dims_v, panels);
   Number *query, *weights;
@@ -120,15 +120,15 @@ void forward_piece(const Kernels<Scalar, Number>& kernels, const Piece& piece, c
     row_keys = scratch.part<uint32_t>(kQueries);
     masks = scratch.part<int32_t>(round_up(count, kColumns));
   });
-  const int32_t* real_keys = masks_of_keys(piece, call, count, masks);
-  keys.fill(kernels, in.key.rows(piece.batch, piece.key_head, piece.key_begin), call.dims, piece.real);
-  values.fill(kernels, in.value.rows(piece.batch, piece.key_head, piece.key_begin), call.dims_v, piece.real);
-  for_each_rows(piece, call, count, [&](const Rows& rows) {
-    const Matrix<const Scalar> of_tensor = in.query.rows(piece.batch, rows.head, rows.begin);
+  const int32_t* real_keys = masks_of_keys(item, call, count, masks);
+  keys.fill(kernels, in.key.rows(item.batch, item.key_head, item.key_begin), call.dims, item.real);
+  values.fill(kernels, in.value.rows(item.batch, item.key_head, item.key_begin), call.dims_v, item.real);
+  for_each_rows(item, call, count, [&](const Rows& rows) {
+    const Matrix<const Scalar> of_tensor = in.query.rows(item.batch, rows.head, rows.begin);
     const Matrix<const Number> queries =
         padded_rows(kernels, of_tensor, {rows.count, call.dims}, {rows.padded, keys.padded}, query);
     const Matrix<float> outputs{output, kernels.layout({rows.padded, values.padded})};
-    fill_dropout_keys(piece, call, rows, row_keys);
+    fill_dropout_keys(item, call, rows, row_keys);
     std::fill_n(sums, kQueries, 0.0f);
     std::fill_n(sums_log, kQueries, 0.0f);
     const int64_t first_tile = rows.first_tile(keys), end_tile = rows.end_tile(keys);
@@ -136,7 +136,7 @@ void forward_piece(const Kernels<Scalar, Number>& kernels, const Piece& piece, c
       std::fill_n(output, kQueries * values.padded, 0.0f);
     }
     for (int64_t index = first_tile; index < end_tile; ++index) {
-      const Tile tile = tile_of(piece, call, rows, keys, index, real_keys, row_keys);
+      const Tile tile = tile_of(item, call, rows, keys, index, real_keys, row_keys);
       const Matrix<Number> tile_weights{weights, tile.layout};
       multiply(
           kernels,
@@ -146,9 +146,9 @@ void forward_piece(const Kernels<Scalar, Number>& kernels, const Piece& piece, c
       multiply(kernels, {tile.rows, values.padded, tile.columns, tile_weights, values.factor(index), outputs,
                          index > first_tile});
     }
-    const float* scale = in.row_scale.row(piece.batch, rows.head, rows.begin);
-    write_statistics(out.row_sum, out.row_sum_log, scale, piece, rows, sums, sums_log);
-    kernels.write_rows(outputs, scale, {rows.count, call.dims_v}, out.output.rows(piece.batch, rows.head, rows.begin));
+    const float* scale = in.row_scale.row(item.batch, rows.head, rows.begin);
+    write_statistics(out.row_sum, out.row_sum_log, scale, item, rows, sums, sums_log);
+    kernels.write_rows(outputs, scale, {rows.count, call.dims_v}, out.output.rows(item.batch, rows.head, rows.begin));
   });
 }
 
@@ -159,34 +159,34 @@ struct Gradients {
   Heads<Scalar> query, key, value;
 };
 
-// Where the gradients of the keys and values of a piece are summed up, (tiles, padded, width) float, if other pieces
+// Where the gradients of the keys and values of a work item are summed up, (tiles, padded, width) float, if other items
 // share its keys; null: they are written at once.
 struct KeySums {
   float *key, *value;
 };
 
-// Sums of a piece → rows of the gradient of its keys or values; zeros for keys behind the last real one.
+// Sums of a work item → rows of the gradient of its keys or values; zeros for keys behind the last real one.
 template <typename Scalar, typename Number>
-void write_key_gradient(const Kernels<Scalar, Number>& kernels, const Piece& piece, int64_t dims, float* sums,
+void write_key_gradient(const Kernels<Scalar, Number>& kernels, const WorkItem& item, int64_t dims, float* sums,
                         const Heads<Scalar>& gradient) {
-  const int64_t count = real_length(piece), length = piece.key_end - piece.key_begin;
+  const int64_t count = real_length(item), length = item.key_end - item.key_begin;
   const Columns<Number> columns(count, dims, kernels.multiply != nullptr);
   for (int64_t index = 0; index * columns.width < count; ++index) {
     const int64_t first = index * columns.width, used = std::min(columns.width, count - first);
     kernels.write_transposed(columns.sum(sums, index), {used, dims},
-                             gradient.rows(piece.batch, piece.key_head, piece.key_begin + first));
+                             gradient.rows(item.batch, item.key_head, item.key_begin + first));
   }
   for (int64_t j = count; j < length; ++j) {
-    std::memset(static_cast<void*>(gradient.row(piece.batch, piece.key_head, piece.key_begin + j)), 0,
+    std::memset(static_cast<void*>(gradient.row(item.batch, item.key_head, item.key_begin + j)), 0,
                 dims * sizeof(Scalar));
   }
 }
 
 // rho_i = r (gS + gT (1 + log r)) and tau_i = r gT
-inline void fill_gains(const RowNumbers& row_sum, const RowNumbers& row_sum_log, const float* scale, const Piece& piece,
-                       const Rows& rows, float* rho, float* tau) {
-  const float* gain = row_sum.row(piece.batch, rows.head, rows.begin);
-  const float* gain_log = row_sum_log.row(piece.batch, rows.head, rows.begin);
+inline void fill_gains(const RowNumbers& row_sum, const RowNumbers& row_sum_log, const float* scale,
+                       const WorkItem& item, const Rows& rows, float* rho, float* tau) {
+  const float* gain = row_sum.row(item.batch, rows.head, rows.begin);
+  const float* gain_log = row_sum_log.row(item.batch, rows.head, rows.begin);
   for (int64_t i = 0; i < rows.padded; ++i) {
     const float r = scale && i < rows.count ? scale[i] : 1.0f, of_log = gain_log && i < rows.count ? gain_log[i] : 0.0f;
     const float of_sum = gain && i < rows.count ? gain[i] : 0.0f;
@@ -196,10 +196,10 @@ inline void fill_gains(const RowNumbers& row_sum, const RowNumbers& row_sum_log,
 }
 
 template <typename Scalar, typename Number>
-void backward_piece(const Kernels<Scalar, Number>& kernels, const Piece& piece, const Call& call,
-                    const Inputs<Scalar>& in, const Gradients<Scalar>& gradients, const KeySums& shared) {
+void backward_item(const Kernels<Scalar, Number>& kernels, const WorkItem& item, const Call& call,
+                   const Inputs<Scalar>& in, const Gradients<Scalar>& gradients, const KeySums& shared) {
   Scratch& scratch = scratch_of_this_thread();
-  const int64_t count = real_length(piece);
+  const int64_t count = real_length(item);
   const bool panels = kernels.multiply != nullptr;
   Columns<Number> keys(count, call.dims, panels), values(count, call.dims_v, panels);
   constexpr bool is_float = std::is_same_v<Number, float>;
@@ -231,31 +231,31 @@ void backward_piece(const Kernels<Scalar, Number>& kernels, const Piece& piece, 
   });
   std::fill_n(total.key, keys.size(), 0.0f);
   std::fill_n(total.value, values.size(), 0.0f);
-  const int32_t* real_keys = masks_of_keys(piece, call, count, masks);
-  keys.fill(kernels, in.key.rows(piece.batch, piece.key_head, piece.key_begin), call.dims, piece.real);
-  values.fill(kernels, in.value.rows(piece.batch, piece.key_head, piece.key_begin), call.dims_v, piece.real);
-  for_each_rows(piece, call, count, [&](const Rows& rows) {
-    const float* scale = in.row_scale.row(piece.batch, rows.head, rows.begin);
+  const int32_t* real_keys = masks_of_keys(item, call, count, masks);
+  keys.fill(kernels, in.key.rows(item.batch, item.key_head, item.key_begin), call.dims, item.real);
+  values.fill(kernels, in.value.rows(item.batch, item.key_head, item.key_begin), call.dims_v, item.real);
+  for_each_rows(item, call, count, [&](const Rows& rows) {
+    const float* scale = in.row_scale.row(item.batch, rows.head, rows.begin);
     const Size padded{round_up(rows.count, kColumns), keys.padded}, padded_v{padded.rows, values.padded};
-    const Matrix<const Scalar> of_tensor = in.query.rows(piece.batch, rows.head, rows.begin);
+    const Matrix<const Scalar> of_tensor = in.query.rows(item.batch, rows.head, rows.begin);
     const Matrix<const Number> queries = padded_rows(kernels, of_tensor, {rows.count, call.dims}, padded, query);
     const Matrix<Number> incomings{incoming, kernels.layout(padded_v)};
-    kernels.scale_rows(gradients.output.rows(piece.batch, rows.head, rows.begin), {rows.count, call.dims_v}, scale,
+    kernels.scale_rows(gradients.output.rows(item.batch, rows.head, rows.begin), {rows.count, call.dims_v}, scale,
                        incomings, padded_v);
     // (dims, queries)
     const Matrix<Number> transposed_queries{query_transposed, kernels.layout({keys.padded, kQueries})};
     const Matrix<Number> transposed_incomings{incoming_transposed, kernels.layout({values.padded, kQueries})};
     kernels.transpose(queries, padded, false, transposed_queries);
     kernels.transpose(incomings, padded_v, false, transposed_incomings);
-    fill_dropout_keys(piece, call, rows, row_keys);
-    fill_gains(gradients.row_sum, gradients.row_sum_log, scale, piece, rows, rho, tau);
+    fill_dropout_keys(item, call, rows, row_keys);
+    fill_gains(gradients.row_sum, gradients.row_sum_log, scale, item, rows, rho, tau);
     const int64_t first_tile = rows.first_tile(keys), end_tile = rows.end_tile(keys);
     if (first_tile == end_tile) {
       std::fill_n(grad_query, kQueries * keys.padded, 0.0f);
     }
     const Matrix<float> grad_queries{grad_query, kernels.layout({rows.padded, keys.padded})};
     for (int64_t index = first_tile; index < end_tile; ++index) {
-      const Tile tile = tile_of(piece, call, rows, keys, index, real_keys, row_keys);
+      const Tile tile = tile_of(item, call, rows, keys, index, real_keys, row_keys);
       multiply(
           kernels,
           {tile.rows, tile.columns, keys.padded, queries, keys.transposed_factor(index), {scores, tile.layout}, false});
@@ -277,11 +277,11 @@ void backward_piece(const Kernels<Scalar, Number>& kernels, const Piece& piece, 
                          values.sum(total.value, index), true});
     }
     kernels.write_rows(grad_queries, nullptr, {rows.count, call.dims},
-                       gradients.query.rows(piece.batch, rows.head, rows.begin));
+                       gradients.query.rows(item.batch, rows.head, rows.begin));
   });
   if (!shared.key) {
-    write_key_gradient(kernels, piece, call.dims, total.key, gradients.key);
-    write_key_gradient(kernels, piece, call.dims_v, total.value, gradients.value);
+    write_key_gradient(kernels, item, call.dims, total.key, gradients.key);
+    write_key_gradient(kernels, item, call.dims_v, total.value, gradients.value);
   }
 }
 

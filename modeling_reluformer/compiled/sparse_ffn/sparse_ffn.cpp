@@ -85,8 +85,8 @@ struct PreparedRows {
   bool finite = true;
 };
 
-PreparedRows prepared(const Tensor& given, bool is_int8) {
-  const Tensor x = given.contiguous();
+PreparedRows prepared(const Tensor& inputs, bool is_int8) {
+  const Tensor x = inputs.contiguous();
   PreparedRows result;
   const int64_t count = x.size(0), dims = x.size(1), stride = reluformer::round_up(dims, kStep);
   result.wide = std::make_unique<float[]>(count * stride);
@@ -268,9 +268,8 @@ Tensor dense_projection(const Tensor& x, const Tensor& weight, const MaybeTensor
 TORCH_LIBRARY_FRAGMENT(reluformer_cpu, library) {
   library.def(
       "sparse_ffn(Tensor x, Tensor first, Tensor? first_scale, Tensor? first_bias, Tensor? up, Tensor? up_scale, "
-      "Tensor? up_bias, "
-      "Tensor second, Tensor? second_scale, Tensor? second_bias, str activation, str up_activation, Tensor? hidden, "
-      "bool all_active) -> Tensor");
+      "Tensor? up_bias, Tensor second, Tensor? second_scale, Tensor? second_bias, str activation, str up_activation, "
+      "Tensor? hidden, bool all_active) -> Tensor");
   library.def(
       "sparse_projection(Tensor hidden, Tensor weight, Tensor? scale, Tensor? bias, bool all_active) -> Tensor");
   library.def("dense_projection(Tensor x, Tensor weight, Tensor? scale, Tensor? bias) -> Tensor");

@@ -28,10 +28,10 @@ constexpr int kRows = 2;
 #endif
 constexpr int64_t kRowsAtOnce = 8;
 
-inline Floats load(const int8_t* place) {
+inline Floats load(const int8_t* from) {
   // In steps of twice the width, for which there are instructions.
-  return __builtin_convertvector(
-      __builtin_convertvector(__builtin_convertvector(vector_at<Bytes>(place), Shorts), Ints), Floats);
+  return __builtin_convertvector(__builtin_convertvector(__builtin_convertvector(vector_at<Bytes>(from), Shorts), Ints),
+                                 Floats);
 }
 
 inline float widen(int8_t value) { return value; }
@@ -39,8 +39,8 @@ inline float widen(int8_t value) { return value; }
 template <int N, int R>
 using Sums = float[N][R];
 
-// Asks for what the next call reads at this place, a line at a time: rows of weights are too short, and those of active
-// neurons too far apart, for the processor to foresee them.
+// Asks for what the next call reads at these addresses, a line at a time: rows of weights are too short, and those of
+// active neurons too far apart, for the processor to foresee them.
 template <int N, typename Weight>
 inline void prefetch(const Weight* const* next, int64_t i) {
   if (next && i % (64 / static_cast<int64_t>(sizeof(Weight))) == 0) {
@@ -58,8 +58,8 @@ struct Products {
   typedef Floats Total;
   static constexpr int64_t kStep = kLanes;
   static const float* rows(const InputRows& x) { return x.wide; }
-  static Part part_of_x(const float* place) { return load(place); }
-  static Part part(const Weight* place) { return load(place); }
+  static Part part_of_x(const float* from) { return load(from); }
+  static Part part(const Weight* from) { return load(from); }
   static Total add(Total total, Part x, Part weights) { return total + x * weights; }
   static float sum(Total total, Total, float) { return sum_of(total); }
 };
@@ -71,8 +71,8 @@ struct Products<BFloat16> {
   typedef __m512 Total;
   static constexpr int64_t kStep = 32;
   static const BFloat16* rows(const InputRows& x) { return x.narrow; }
-  static Part part_of_x(const BFloat16* place) { return part(place); }
-  static Part part(const BFloat16* place) { return _mm512_loadu_si512(place); }
+  static Part part_of_x(const BFloat16* from) { return part(from); }
+  static Part part(const BFloat16* from) { return _mm512_loadu_si512(from); }
   static Total add(Total total, Part x, Part weights) {
     return _mm512_dpbf16_ps(total, (__m512bh)x, (__m512bh)weights);
   }
@@ -89,9 +89,9 @@ struct Products<int8_t> {
   static constexpr int64_t kStep = 64;
   static constexpr bool kIsShifted = true;  // bytes of x are 128 too large, which is taken back as 128 · Σ w
   static const uint8_t* rows(const InputRows& x) { return x.bytes; }
-  static Part part_of_x(const uint8_t* place) { return _mm512_loadu_si512(place); }
+  static Part part_of_x(const uint8_t* from) { return _mm512_loadu_si512(from); }
   static Part shift() { return _mm512_set1_epi8(static_cast<char>(128)); }
-  static Part part(const int8_t* place) { return _mm512_loadu_si512(place); }
+  static Part part(const int8_t* from) { return _mm512_loadu_si512(from); }
   static Total add(Total total, Part x, Part weights) { return _mm512_dpbusd_epi32(total, x, weights); }
   static float sum(Total total, Total excess, float scale) {
     return static_cast<float>(sum_of(reinterpret_cast<Ints>(total) - reinterpret_cast<Ints>(excess))) * scale;
@@ -104,10 +104,8 @@ struct Products<int8_t> {
   typedef int32x4_t Total;
   static constexpr int64_t kStep = 16;
   static const uint8_t* rows(const InputRows& x) { return x.bytes; }
-  static Part part_of_x(const uint8_t* place) {
-    return vreinterpretq_s8_u8(veorq_u8(vld1q_u8(place), vdupq_n_u8(128)));
-  }
-  static Part part(const int8_t* place) { return vld1q_s8(place); }
+  static Part part_of_x(const uint8_t* from) { return vreinterpretq_s8_u8(veorq_u8(vld1q_u8(from), vdupq_n_u8(128))); }
+  static Part part(const int8_t* from) { return vld1q_s8(from); }
   static Total add(Total total, Part x, Part weights) {
 #ifdef __ARM_FEATURE_DOTPROD
     return vdotq_s32(total, x, weights);
@@ -127,11 +125,11 @@ struct Products<int8_t> {
   typedef __m256i Total;
   static constexpr int64_t kStep = 16;
   static const uint8_t* rows(const InputRows& x) { return x.bytes; }
-  static __m128i bytes(const void* place) { return _mm_loadu_si128(static_cast<const __m128i*>(place)); }
-  static Part part_of_x(const uint8_t* place) {
-    return _mm256_sub_epi16(_mm256_cvtepu8_epi16(bytes(place)), _mm256_set1_epi16(128));
+  static __m128i bytes(const void* from) { return _mm_loadu_si128(static_cast<const __m128i*>(from)); }
+  static Part part_of_x(const uint8_t* from) {
+    return _mm256_sub_epi16(_mm256_cvtepu8_epi16(bytes(from)), _mm256_set1_epi16(128));
   }
-  static Part part(const int8_t* place) { return _mm256_cvtepi8_epi16(bytes(place)); }
+  static Part part(const int8_t* from) { return _mm256_cvtepi8_epi16(bytes(from)); }
   static Total add(Total total, Part x, Part weights) { return _mm256_add_epi32(total, _mm256_madd_epi16(x, weights)); }
   static float sum(Total total, Total, float scale) {
     return static_cast<float>(sum_of(reinterpret_cast<Ints>(total))) * scale;
@@ -148,7 +146,7 @@ inline void dot(const Weight* const* weights, const Weight* const* next, const I
   constexpr bool kIsShifted = requires { P::kIsShifted; };
   typename P::Total total[N][R] = {}, excess[N] = {};
   const auto* from = P::rows(x) + row * x.stride;
-  auto step = [&](const Weight* const* place, int64_t offset, int64_t i) {
+  auto step = [&](const Weight* const* rows, int64_t offset, int64_t i) {
     typename P::Part values[R];
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
@@ -156,7 +154,7 @@ inline void dot(const Weight* const* weights, const Weight* const* next, const I
     }
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n) {
-      const auto part = P::part(place[n] + offset);
+      const auto part = P::part(rows[n] + offset);
       if constexpr (kIsShifted) {
         excess[n] = P::add(excess[n], P::shift(), part);
       }
@@ -173,12 +171,12 @@ inline void dot(const Weight* const* weights, const Weight* const* next, const I
   }
   if (i < x.dims) {  // with zeros behind the weights, as behind x
     Weight rest[N][P::kStep] = {};
-    const Weight* places[N];
+    const Weight* rests[N];
     for (int n = 0; n < N; ++n) {
-      places[n] = static_cast<const Weight*>(
+      rests[n] = static_cast<const Weight*>(
           std::memcpy(static_cast<void*>(rest[n]), weights[n] + i, (x.dims - i) * sizeof(Weight)));
     }
-    step(places, 0, i);
+    step(rests, 0, i);
   }
 #pragma GCC unroll 4
   for (int n = 0; n < N; ++n) {
@@ -278,16 +276,16 @@ inline void add(const Weight* const* weights, const Weight* const* next, const f
 
 // The neurons of [0, count) of which some row is not zero, NaN among them.
 int64_t list_active(const float* gates, int64_t rows, int64_t count, bool all, int32_t* active) {
-  int64_t found = 0;
+  int64_t active_count = 0;
   for (int64_t i = 0; i < count; ++i) {
     bool is_active = all;
     for (int64_t row = 0; row < rows; ++row) {
       is_active |= gates[row * count + i] != 0.0f;
     }
-    active[found] = static_cast<int32_t>(i);
-    found += is_active;
+    active[active_count] = static_cast<int32_t>(i);
+    active_count += is_active;
   }
-  return found;
+  return active_count;
 }
 
 // The rows of weights of N neurons of a part that begins at `begin`.
@@ -350,13 +348,13 @@ void feed_forward(const FeedForward<Weight>& ffn, const InputRows& x, int64_t be
   for (int64_t row = 0; row < x.count; ++row) {
     std::memset(y + row * y_stride, 0, ffn.outputs * sizeof(float));
   }
-  const int64_t found = list_active(gates, x.count, count, ffn.all_active, active);
-  int64_t place = 0;
-  for (; place + kNeurons <= found; place += kNeurons) {
-    spend<kNeurons>(ffn, x, begin, gates, count, active + place, place + 2 * kNeurons <= found, y, y_stride);
+  const int64_t active_count = list_active(gates, x.count, count, ffn.all_active, active);
+  int64_t index = 0;
+  for (; index + kNeurons <= active_count; index += kNeurons) {
+    spend<kNeurons>(ffn, x, begin, gates, count, active + index, index + 2 * kNeurons <= active_count, y, y_stride);
   }
-  for (; place < found; ++place) {
-    spend<1>(ffn, x, begin, gates, count, active + place, false, y, y_stride);
+  for (; index < active_count; ++index) {
+    spend<1>(ffn, x, begin, gates, count, active + index, false, y, y_stride);
   }
 }
 

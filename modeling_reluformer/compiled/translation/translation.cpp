@@ -59,7 +59,7 @@ void pack(const float* from, int64_t outputs, int64_t inputs, int64_t output_str
 }
 
 // Rows as the first factor of a product: as they lie, or if they are many, copied to panels. Rows that are a power of
-// two apart, as those of most models are, share few places of the first cache.
+// two apart, as those of most models are, share few lines of the first cache.
 Matrix<const float> as_factor(const Tensor& rows, Tensor& room) {
   constexpr int64_t kFewRows = 8;
   const int64_t count = rows.size(0), width = rows.size(1);
@@ -73,7 +73,7 @@ Matrix<const float> as_factor(const Tensor& rows, Tensor& room) {
   for_each((width + kColumns - 1) / kColumns, count * kColumns, [&](int64_t begin, int64_t end) {
     for (int64_t row = 0; row < count; ++row) {
       for (int64_t column = begin * kColumns; column < std::min(end * kColumns, width); column += kColumns) {
-        std::copy_n(from + row * width + column, std::min(kColumns, width - column), to + panels.place(row, column));
+        std::copy_n(from + row * width + column, std::min(kColumns, width - column), to + panels.offset(row, column));
       }
     }
   });
@@ -86,18 +86,18 @@ struct Linear {
   int64_t inputs = 0, outputs = 0;
 
   Linear() = default;
-  Linear(const Tensor& given, const Tensor& given_bias, const Tensor& given_scales)
-      : inputs(given.size(1)), outputs(given.size(0)) {
-    biases = given_bias.numel() ? given_bias.contiguous() : at::empty({outputs}, at::kFloat).zero_();
-    if (given.scalar_type() == at::kFloat) {
+  Linear(const Tensor& weights, const Tensor& bias, const Tensor& output_scales)
+      : inputs(weights.size(1)), outputs(weights.size(0)) {
+    biases = bias.numel() ? bias.contiguous() : at::empty({outputs}, at::kFloat).zero_();
+    if (weights.scalar_type() == at::kFloat) {
       packed = at::empty({blocks_of(outputs), inputs, kOutputs}, at::kFloat);
-      pack(given.const_data_ptr<float>(), outputs, inputs, inputs, 1, packed.mutable_data_ptr<float>());
+      pack(weights.const_data_ptr<float>(), outputs, inputs, inputs, 1, packed.mutable_data_ptr<float>());
       return;
     }
     const int64_t blocks = blocks_of(outputs), steps = reluformer::round_up(inputs, kDepth) / kInputs;
     packed = at::empty({blocks, steps, kOutputs, kInputs}, at::kChar).zero_();
     auto* to = packed.mutable_data_ptr<int8_t>();
-    const auto* from = given.const_data_ptr<int8_t>();
+    const auto* from = weights.const_data_ptr<int8_t>();
     sums = at::empty({blocks * kOutputs}, at::kInt).zero_();
     auto* sum = sums.mutable_data_ptr<int32_t>();
     for (int64_t n = 0; n < outputs; ++n) {
@@ -107,7 +107,7 @@ struct Linear {
         sum[n] += 128 * from[n * inputs + i];
       }
     }
-    scales = given_scales.contiguous();
+    scales = output_scales.contiguous();
   }
 
   // (rows, inputs) → (rows, outputs), of float32
@@ -198,7 +198,8 @@ struct State : torch::CustomClassHolder {
   std::vector<Tensor> cross;              // of each layer: the packed heads of each source
   std::vector<int64_t> lengths, offsets;  // of the sources: tokens, and where their packed heads begin
   std::vector<int32_t> sources;           // of each row, in rising order
-  std::vector<int32_t> places;  // (positions, rows as they are now): the row that wrote a position of the past of a row
+  // (positions, rows as they are now): the row that wrote a position of the past of a row
+  std::vector<int32_t> cache_rows;
   int64_t most_rows = 0, position = 0;
 
   // cross_states: of each layer: (tokens of all sources, 2 · features), keys before values
@@ -229,18 +230,18 @@ struct State : torch::CustomClassHolder {
     for (int64_t row = 0; row < most_rows; ++row) {
       sources.push_back(static_cast<int32_t>(row / beams));
     }
-    places.resize(positions * most_rows);
+    cache_rows.resize(positions * most_rows);
   }
 
   // The rows become those of `parents`, which may leave some out.
   void choose(const Tensor& parents) {
     const int64_t rows = parents.size(0), before = static_cast<int64_t>(sources.size());
     const auto* from = parents.const_data_ptr<int64_t>();
-    std::vector<int32_t> row_places(before);
+    std::vector<int32_t> old_rows(before);
     for (int64_t t = 0; t < position; ++t) {
-      std::copy_n(places.begin() + t * before, before, row_places.begin());
+      std::copy_n(cache_rows.begin() + t * before, before, old_rows.begin());
       for (int64_t row = 0; row < rows; ++row) {
-        places[t * rows + row] = row_places[from[row]];
+        cache_rows[t * rows + row] = old_rows[from[row]];
       }
     }
     const std::vector<int32_t> old = sources;
@@ -331,7 +332,7 @@ struct Model : torch::CustomClassHolder {
     TORCH_CHECK_VALUE(rows == static_cast<int64_t>(state->sources.size()) && t < state->own[0].size(0),
                       "TranslationModel: ", rows, " tokens for ", state->sources.size(), " rows at position ", t);
     for (int64_t row = 0; row < rows; ++row) {
-      state->places[t * rows + row] = static_cast<int32_t>(row);
+      state->cache_rows[t * rows + row] = static_cast<int32_t>(row);
     }
     const Tensor states = at::empty({rows, embedding.size(1)}, at::kFloat);
     for (int64_t row = 0; row < rows; ++row) {
@@ -381,7 +382,7 @@ struct Model : torch::CustomClassHolder {
                                       t + 1,
                                       state.most_rows * pair,
                                       pair,
-                                      state.places.data() + row,
+                                      state.cache_rows.data() + row,
                                       rows,
                                       dims};
         kernels().attend(call, weighing(layer.self_factors, head, dims, t + 1), room.data(),
@@ -462,34 +463,34 @@ struct Model : torch::CustomClassHolder {
 // vocabulary + token.
 std::tuple<Tensor, Tensor> continuations(const Tensor& logits, const Tensor& scores, int64_t beams, int64_t count) {
   const int64_t rows = logits.size(0), width = logits.size(1), sentences = rows / beams;
-  const Tensor numbers = at::empty({sentences, count}, at::kFloat), places = at::empty({sentences, count}, at::kLong);
+  const Tensor numbers = at::empty({sentences, count}, at::kFloat), indices = at::empty({sentences, count}, at::kLong);
   const auto* from = logits.const_data_ptr<float>();
   const auto* before = scores.const_data_ptr<float>();
   auto* to = numbers.mutable_data_ptr<float>();
-  auto* to_places = places.mutable_data_ptr<int64_t>();
+  auto* to_indices = indices.mutable_data_ptr<int64_t>();
   for_each(sentences, beams * width, [&](int64_t begin, int64_t end) {
-    std::vector<float> found(count * beams);
-    std::vector<int64_t> found_places(count * beams), order(count * beams);
+    std::vector<float> candidates(count * beams);
+    std::vector<int64_t> candidate_indices(count * beams), order(count * beams);
     for (int64_t sentence = begin; sentence < end; ++sentence) {
       for (int64_t beam = 0; beam < beams; ++beam) {
         const int64_t row = sentence * beams + beam;
-        kernels().largest(from + row * width, width, count, found.data() + beam * count,
-                          found_places.data() + beam * count);
+        kernels().largest(from + row * width, width, count, candidates.data() + beam * count,
+                          candidate_indices.data() + beam * count);
         const float shift = kernels().log_sum(from + row * width, width);
         for (int64_t i = beam * count; i < (beam + 1) * count; ++i) {
-          found[i] = (found[i] - shift) + before[row];
-          found_places[i] += beam * width;
+          candidates[i] = (candidates[i] - shift) + before[row];
+          candidate_indices[i] += beam * width;
           order[i] = i;
         }
       }
-      std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return found[a] > found[b]; });
+      std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return candidates[a] > candidates[b]; });
       for (int64_t i = 0; i < count; ++i) {
-        to[sentence * count + i] = found[order[i]];
-        to_places[sentence * count + i] = found_places[order[i]];
+        to[sentence * count + i] = candidates[order[i]];
+        to_indices[sentence * count + i] = candidate_indices[order[i]];
       }
     }
   });
-  return {numbers, places};
+  return {numbers, indices};
 }
 
 }  // namespace

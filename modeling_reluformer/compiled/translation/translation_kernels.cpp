@@ -31,14 +31,14 @@ namespace {
 // behind them.
 struct Read {
   int64_t count;
-  Floats operator()(const float* place) const { return first<Floats>(place); }
-  Ints operator()(const int32_t* place) const { return first<Ints>(place); }
+  Floats operator()(const float* from) const { return first<Floats>(from); }
+  Ints operator()(const int32_t* from) const { return first<Ints>(from); }
 
  private:
   template <typename Vector, typename Number>
-  Vector first(const Number* place) const {
+  Vector first(const Number* from) const {
     Vector result{};
-    std::memcpy(&result, place, count * sizeof *place);
+    std::memcpy(&result, from, count * sizeof *from);
     return result;
   }
 };
@@ -109,16 +109,16 @@ void weigh(float* scores, int64_t width, const Weighing& weighing) {
 }
 
 void attend(const Cached& call, const Weighing& weighing, float* room, float* output) {
-  auto place = [&](int64_t t) { return t * call.position + call.places[t * call.places_stride] * call.row; };
+  auto offset = [&](int64_t t) { return t * call.position + call.cache_rows[t * call.cache_rows_stride] * call.row; };
   for (int64_t t = 0; t < call.length; ++t) {
-    const float* key = call.keys + place(t);
+    const float* key = call.keys + offset(t);
     room[t] = sum_over(call.dims, [&](auto read, int64_t i) { return read(call.query + i) * read(key + i); });
   }
   weigh(room, call.length, weighing);
   std::fill_n(output, call.dims, 0.0f);
   for (int64_t t = 0; t < call.length; ++t) {
     if (room[t] != 0.0f) {
-      const float* values = call.values + place(t);
+      const float* values = call.values + offset(t);
       write(output, call.dims, [&](auto read, int64_t i) { return read(output + i) + room[t] * read(values + i); });
     }
   }
@@ -167,13 +167,13 @@ void multiply_floats(const PackedFloats& matrix, const Matrix<const float>& from
       product.depth = std::min(kInputsAtATime, matrix.inputs - first);
       product.add = first > 0;
       multiply(product);
-      product.a.data += from.layout.place(0, kInputsAtATime);
-      product.b.data += weights.layout.place(kInputsAtATime, 0);
+      product.a.data += from.layout.offset(0, kInputsAtATime);
+      product.b.data += weights.layout.offset(kInputsAtATime, 0);
     }
     for (int64_t row = 0; row < count; ++row) {
       for (int64_t b = 0; b < blocks; ++b) {
         const int64_t first = (block + b) * kOutputs;
-        const float* of_block = sums + product.c.layout.place(row, b * kOutputs);
+        const float* of_block = sums + product.c.layout.offset(row, b * kOutputs);
         write(to + row * to_stride + first, std::min(kOutputs, matrix.outputs - first), [&](auto read, int64_t n) {
           const auto sum = read(of_block + n);
           return matrix.biases ? sum + read(matrix.biases + first + n) : sum;
@@ -455,18 +455,18 @@ float log_sum(const float* row, int64_t width) {
   return most + std::log(sum);
 }
 
-void largest(const float* row, int64_t width, int64_t count, float* numbers, int64_t* places) {
+void largest(const float* row, int64_t width, int64_t count, float* numbers, int64_t* indices) {
   std::fill_n(numbers, count, -__builtin_inff());
-  std::fill_n(places, count, 0);
+  std::fill_n(indices, count, 0);
   auto consider = [&](int64_t i) {
     if (row[i] > numbers[count - 1]) {
       int64_t at = count - 1;
       for (; at > 0 && row[i] > numbers[at - 1]; --at) {
         numbers[at] = numbers[at - 1];
-        places[at] = places[at - 1];
+        indices[at] = indices[at - 1];
       }
       numbers[at] = row[i];
-      places[at] = i;
+      indices[at] = i;
     }
   };
   int64_t i = 0;

@@ -18,12 +18,13 @@ struct Weighing {
   float scale, row_scale;
 };
 
-// A query that sees `length` keys: that of position t is at keys + t · position + places[t · places_stride] · row.
+// A query that sees `length` keys: that of position t is at
+//     keys + t · position + cache_rows[t · cache_rows_stride] · row
 struct Cached {
   const float *query, *keys, *values;  // of the row's head
   int64_t length, position, row;
-  const int32_t* places;
-  int64_t places_stride;
+  const int32_t* cache_rows;
+  int64_t cache_rows_stride;
   int64_t dims;  // of a head
 };
 
@@ -62,8 +63,8 @@ struct TranslationKernels {
                        const float* bias, float epsilon);
   // log Σ exp of a row
   float (*log_sum)(const float* row, int64_t width);
-  // The `count` largest numbers of a row, in falling order: numbers and their places.
-  void (*largest)(const float* row, int64_t width, int64_t count, float* numbers, int64_t* places);
+  // The `count` largest numbers of a row, in falling order: numbers and their indices.
+  void (*largest)(const float* row, int64_t width, int64_t count, float* numbers, int64_t* indices);
 };
 
 #ifdef __aarch64__
