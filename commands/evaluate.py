@@ -41,8 +41,8 @@ def run(arguments: list[str]) -> int:
     recipe.training.output_dir = str(folder)  # the folder may have been moved since
     decoding = (*DECODING, "long_sources")
     for name in (*decoding, "samples"):
-        if (given := getattr(options, name)) is not None:
-            setattr(recipe.evaluation, name, given)
+        if (value := getattr(options, name)) is not None:
+            setattr(recipe.evaluation, name, value)
     read_record(folder)  # a damaged one is found now, not when everything is translated
     if options.text is not None:
         recipe.data.text = options.text

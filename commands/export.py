@@ -22,8 +22,8 @@ def run(arguments: list[str]) -> int:
 
     from reluformer.export.exporting import export
 
-    found = export(**vars(options))
+    difference = export(**vars(options))
     for path in sorted(Path(options.target).glob("*.onnx")):
         print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
-    print(f"largest difference from PyTorch: {found.largest:.1g} in logits up to {found.scale:.3g}")
+    print(f"largest difference from PyTorch: {difference.largest:.1g} in logits up to {difference.scale:.3g}")
     return 0

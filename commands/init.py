@@ -132,8 +132,8 @@ def run(arguments: list[str]) -> int:
 
     base = None if options.base is None else _base(options.base, languages)
     files = {"train": [options.source, options.target], "validation": options.validation, "test": options.test}
-    files = {split: given for split, given in files.items() if given}
-    read = {split: read_parallel_files(*given, name=split)[0] for split, given in files.items()}
+    files = {split: paths for split, paths in files.items() if paths}
+    read = {split: read_parallel_files(*paths, name=split)[0] for split, paths in files.items()}
     Path(output).parent.mkdir(parents=True, exist_ok=True)
     text = _kind_of_text(read)
     model = _new_model(read["train"], languages, options.softmax) if base is None else _fine_tuned(read["train"], base)
@@ -280,7 +280,7 @@ def _recipe(
 
     on_cpu = _on_cpu()
     bf16 = has_bfloat16() if on_cpu else torch.cuda.is_available() and torch.cuda.is_bf16_supported()
-    paths = {split: [json.dumps(path, ensure_ascii=False) for path in given] for split, given in files.items()}
+    paths = {split: [json.dumps(path, ensure_ascii=False) for path in pair] for split, pair in files.items()}
     lines = [f"  {split}: {{source: {source}, target: {target}}}" for split, (source, target) in paths.items()]
     splits = [split for split in ("test", "validation") if split in files][:1]
     return TEMPLATE.format(

@@ -63,14 +63,14 @@ def run(arguments: list[str]) -> int:
         "device",
         "compute",
     )
-    given = {name: value for name in names if (value := getattr(options, name)) is not None}
-    translator = quick_translator(options.model, **given)
+    settings = {name: value for name in names if (value := getattr(options, name)) is not None}
+    translator = quick_translator(options.model, **settings)
     if translator is None:
         from reluformer.export.running import load_translator
         from reluformer.modeling_reluformer.registration import register
 
         register()
-        translator = load_translator(options.model, **given)
+        translator = load_translator(options.model, **settings)
     progress = len(texts) > _LINES or sum(map(len, texts)) > _CHARACTERS
     translations = translator.stream(texts, progress=progress)  # all texts are checked before a file is opened
     if not options.text:

@@ -90,10 +90,10 @@ def _of_data(recipe: Recipe) -> Iterator[str]:
         "dataset": data.dataset is not None,
         "demo": data.demo is not None,
     }
-    given = [name for name, is_given in origins.items() if is_given]
-    if len(given) != 1:
-        yield f"data: give exactly one of {', '.join(origins)}; given: {' and '.join(given) or 'none of them'}"
-    if given == ["train/validation/test"] and data.train is None:
+    chosen = [name for name, is_given in origins.items() if is_given]
+    if len(chosen) != 1:
+        yield f"data: give exactly one of {', '.join(origins)}; given: {' and '.join(chosen) or 'none of them'}"
+    if chosen == ["train/validation/test"] and data.train is None:
         yield "data: the files of `train` are missing; give data.train.source and data.train.target"
     if data.variants is None:
         return
@@ -111,15 +111,15 @@ def _of_data(recipe: Recipe) -> Iterator[str]:
 
 def _of_documents(recipe: Recipe) -> Iterator[str]:
     data, headline = recipe.data, recipe.evaluation.headline
-    files = {split: given for split in SPLITS if (given := getattr(data, split)) is not None}
-    for split, given in files.items():
-        if given.only is not None and given.documents is None:
+    files = {split: corpus for split in SPLITS if (corpus := getattr(data, split)) is not None}
+    for split, corpus in files.items():
+        if corpus.only is not None and corpus.documents is None:
             yield f"data.{split}.only: chooses documents, but data.{split}.documents names no file of them"
     if data.packing is None:
         if SCORES[headline].of_documents:
             yield f"evaluation.headline: {headline} is a score of packed documents; set data.packing"
         return
-    lacking = [f"{split}.documents" for split, given in files.items() if given.documents is None]
+    lacking = [f"{split}.documents" for split, corpus in files.items() if corpus.documents is None]
     if data.dataset is not None and data.dataset.document_column is None:
         lacking.append("dataset.document_column")
     if lacking or data.demo is not None:

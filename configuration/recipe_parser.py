@@ -41,8 +41,14 @@ TRAINING_DEFAULTS = {
     "training.ddp_find_unused_parameters": False,
 }
 _OF_POINTWISE_ATTENTION = (
-    *("attention_activation", "attention_scaling", "attention_gamma", "attention_gamma_learnable", "attention_alpha"),
-    *("regularization_weight", "regularization_share", "entropy_margin"),
+    "attention_activation",
+    "attention_scaling",
+    "attention_gamma",
+    "attention_gamma_learnable",
+    "attention_alpha",
+    "regularization_weight",
+    "regularization_share",
+    "entropy_margin",
 )
 
 
@@ -103,9 +109,9 @@ def recipe_layers(path: str | Path) -> list[tuple[str, dict[str, Any]]]:
 
 def _find_recipe(name: Any, where: str, folder: Path = Path()) -> Path:
     """A file at this path from a folder, or of this name there or in the package."""
-    for found in (folder / str(name), folder / f"{name}.yaml", RECIPES_FOLDER / f"{name}.yaml"):
-        if found.is_file():
-            return found
+    for path in (folder / str(name), folder / f"{name}.yaml", RECIPES_FOLDER / f"{name}.yaml"):
+        if path.is_file():
+            return path
     names = ", ".join(recipe_names())
     raise UserError(f"{where}: no file {name!r}; give the path of a recipe, or one of the package's: {names}")
 
@@ -113,13 +119,13 @@ def _find_recipe(name: Any, where: str, folder: Path = Path()) -> Path:
 @functools.cache
 def _sections(kind: type = Recipe, prefix: str = "") -> dict[str, type]:
     """What stands before the keys of each section (`data.demo.`), and the section's dataclass."""
-    found = {prefix: kind}
+    sections = {prefix: kind}
     if kind is Seq2SeqTrainingArguments:
-        return found
+        return sections
     for name, hint in typing.get_type_hints(kind).items():
         for part in filter(dataclasses.is_dataclass, (hint, *typing.get_args(hint))):
-            found |= _sections(part, f"{prefix}{name}.")
-    return found
+            sections |= _sections(part, f"{prefix}{name}.")
+    return sections
 
 
 @functools.cache
@@ -134,8 +140,10 @@ def _known_keys() -> list[str]:
 def _suggested(key: str) -> str:
     """The end of a message about an unknown key: the keys of this name in other sections, or similar ones."""
     name, known = key.rpartition(".")[2], _known_keys()
-    found = [full for full in known if full.rpartition(".")[2] == name] or difflib.get_close_matches(key, known)
-    return f"; did you mean {' or '.join(found)}?" if found else "; `reluformer train --help` lists all keys"
+    suggestions = [full for full in known if full.rpartition(".")[2] == name] or difflib.get_close_matches(key, known)
+    return (
+        f"; did you mean {' or '.join(suggestions)}?" if suggestions else "; `reluformer train --help` lists all keys"
+    )
 
 
 def _check_keys(says: dict[str, Any], where: str, prefix: str = "") -> None:
@@ -298,9 +306,9 @@ def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
     Transformers' defaults, since its versions differ in what else they have."""
     training, names = recipe.training, {field.name for field in dataclasses.fields(recipe.training) if field.init}
     defaults = _DefaultArguments(output_dir=training.output_dir).to_dict()
-    given = {name: value for name, value in training.to_dict().items() if name in names and value != defaults[name]}
+    changed = {name: value for name, value in training.to_dict().items() if name in names and value != defaults[name]}
     values = dataclasses.asdict(dataclasses.replace(recipe, training=None))
-    values["training"] = {"output_dir": training.output_dir, **given}
+    values["training"] = {"output_dir": training.output_dir, **changed}
     return json.loads(json.dumps(values, default=str))  # in JSON's own types: YAML knows no PositiveInt
 
 

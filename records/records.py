@@ -25,12 +25,26 @@ from reluformer.records.redaction import without_secrets
 
 # In the checkout: results, the pages and pictures generated from them, and what `benchmarks.ship` writes of a model.
 WRITTEN_BY_MEASUREMENTS = (
-    *("benchmarks/results", "benchmarks/*.md", "docs/reproduction*"),
-    *("models/*/figures.json", "models/*/README.md", "models/*/onnx/*"),
+    "benchmarks/results",
+    "benchmarks/*.md",
+    "docs/reproduction*",
+    "models/*/figures.json",
+    "models/*/README.md",
+    "models/*/onnx/*",
 )
 PACKAGES = (
-    *("reluformer", "torch", "triton", "transformers", "accelerate", "datasets", "tokenizers", "safetensors"),
-    *("sacrebleu", "sacremoses", "entmax", "numpy"),
+    "reluformer",
+    "torch",
+    "triton",
+    "transformers",
+    "accelerate",
+    "datasets",
+    "tokenizers",
+    "safetensors",
+    "sacrebleu",
+    "sacremoses",
+    "entmax",
+    "numpy",
 )
 
 
@@ -72,8 +86,8 @@ def peak_memory(device: torch.device) -> int | None:
 
 def package_versions() -> dict[str, str | None]:
     """Installed version of everything that can change a figure; None where a package is not installed."""
-    found = {name: [*distributions(name=name)] for name in PACKAGES}
-    return {name: installed[0].version if installed else None for name, installed in found.items()}
+    distributions_by_name = {name: [*distributions(name=name)] for name in PACKAGES}
+    return {name: installed[0].version if installed else None for name, installed in distributions_by_name.items()}
 
 
 def git_state(source: Path) -> dict[str, Any]:
@@ -161,8 +175,8 @@ def _plain(obj: Any) -> Any:
 def _in_file(path: str, pattern: str) -> str | None:
     """The first group of the first match in a file of the system; None where there is no such file or match."""
     text = Path(path).read_text(encoding="utf-8", errors="replace") if Path(path).exists() else ""
-    found = re.search(pattern, text, re.MULTILINE)
-    return found[1] if found else None
+    match = re.search(pattern, text, re.MULTILINE)
+    return match[1] if match else None
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -38,8 +38,8 @@ def public_text(text: str) -> str:
     """A text or command without secrets, and without the folders of paths that are absolute or lead out of the current
     one."""
 
-    def hidden(found: re.Match) -> str:
-        name = last_part(found[0])
+    def hidden(match: re.Match) -> str:
+        name = last_part(match[0])
         return name if name == HIDDEN else f"{HIDDEN}/{name}"
 
     return _PATH.sub(hidden, without_secrets(text))
