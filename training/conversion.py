@@ -40,21 +40,59 @@ Weights = dict[str, Tensor]
 
 # Fields that mean the same in both configurations.
 _MARIAN_FIELDS = (
-    *("vocab_size", "decoder_vocab_size", "max_position_embeddings", "d_model", "scale_embedding", "init_std"),
-    *("encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"),
-    *("decoder_layers", "decoder_attention_heads", "decoder_ffn_dim"),
-    *("activation_function", "dropout", "attention_dropout", "activation_dropout"),
-    *("share_encoder_decoder_embeddings", "tie_word_embeddings", "use_cache"),
-    *("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"),
+    "vocab_size",
+    "decoder_vocab_size",
+    "max_position_embeddings",
+    "d_model",
+    "scale_embedding",
+    "init_std",
+    "encoder_layers",
+    "encoder_attention_heads",
+    "encoder_ffn_dim",
+    "decoder_layers",
+    "decoder_attention_heads",
+    "decoder_ffn_dim",
+    "activation_function",
+    "dropout",
+    "attention_dropout",
+    "activation_dropout",
+    "share_encoder_decoder_embeddings",
+    "tie_word_embeddings",
+    "use_cache",
+    "pad_token_id",
+    "bos_token_id",
+    "eos_token_id",
+    "decoder_start_token_id",
 )
 _DECODER_FIELDS = (
-    *("vocab_size", "max_position_embeddings", "hidden_size", "num_hidden_layers", "num_attention_heads"),
-    *("tie_word_embeddings", "use_cache", "pad_token_id", "bos_token_id", "eos_token_id"),
+    "vocab_size",
+    "max_position_embeddings",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "tie_word_embeddings",
+    "use_cache",
+    "pad_token_id",
+    "bos_token_id",
+    "eos_token_id",
 )
 _VIT_FIELDS = (
-    *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act"),
-    *("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range", "layer_norm_eps"),
-    *("image_size", "patch_size", "num_channels", "qkv_bias", "id2label", "label2id", "problem_type"),
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "hidden_act",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "initializer_range",
+    "layer_norm_eps",
+    "image_size",
+    "patch_size",
+    "num_channels",
+    "qkv_bias",
+    "id2label",
+    "label2id",
+    "problem_type",
 )
 # Names of weights → ours.
 _VIT_NAMES = (
@@ -222,7 +260,9 @@ def load_foreign(source: str | Path, config: PreTrainedConfig) -> tuple[PreTrain
         raise UserError(
             f"{source}: the weights lack {len(lacking)} tensors of a {kind.name}, the first is {lacking[0]}"
         )
-    return foreign, ["the checkpoint has no classifier: it is new and untrained"] * bool(info["missing_keys"])
+    if not info["missing_keys"]:
+        return foreign, []
+    return foreign, ["the checkpoint has no classifier: it is new and untrained"]
 
 
 def _fields(config: Any, names: tuple[str, ...]) -> dict[str, Any]:
@@ -231,8 +271,8 @@ def _fields(config: Any, names: tuple[str, ...]) -> dict[str, Any]:
 
 def _require(config: PreTrainedConfig, **ours: bool | None) -> None:
     for name, value in ours.items():
-        if (given := getattr(config, name, value)) != value:
-            raise ValueError(f"a ReLUFormer has no {name}={given}")
+        if (other := getattr(config, name, value)) != value:
+            raise ValueError(f"a ReLUFormer has no {name}={other}")
 
 
 def _renamed(name: str, renamings: tuple[tuple[str, Any], ...]) -> str:
@@ -308,15 +348,15 @@ def _copy_preprocessor(source: str | Path, folder: Path, model_type: str) -> lis
     origin = Path(source)
     if not origin.is_dir():
         origin = Path(snapshot_download(str(source), allow_patterns=list(_COPIED)))
-    found = {path.name: path for pattern in _COPIED for path in origin.glob(pattern)}
-    for name, path in found.items():
+    copied = {path.name: path for pattern in _COPIED for path in origin.glob(pattern)}
+    for name, path in copied.items():
         shutil.copyfile(path, folder / name)
     marks, tokenizer_class = _CLASSES.get(model_type, (set(), ""))
-    if marks & found.keys():
+    if marks & copied.keys():
         path = folder / "tokenizer_config.json"
         settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         settings = {"tokenizer_class": tokenizer_class, **settings}
         path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    if {"source.spm", "tokenizer.model", "merges.txt", "tokenizer.json", "preprocessor_config.json"}.isdisjoint(found):
+    if {"source.spm", "tokenizer.model", "merges.txt", "tokenizer.json", "preprocessor_config.json"}.isdisjoint(copied):
         return [f"no tokenizer or image processor is in {source}: none was copied"]
     return []

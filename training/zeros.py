@@ -130,7 +130,7 @@ class ZerosCallback(TrainerCallback):
 
 def _ours(model: nn.Module) -> AttentionPreTrainedModel:
     """The model of this package inside what a Trainer trains."""
-    found = next((part for part in model.modules() if isinstance(part, AttentionPreTrainedModel)), None)
-    if found is None:
+    attention_model = next((part for part in model.modules() if isinstance(part, AttentionPreTrainedModel)), None)
+    if attention_model is None:
         raise UserError(f"ZerosCallback: {type(model).__name__} is no model of this package")
-    return found
+    return attention_model

@@ -38,8 +38,16 @@ _SERVED: dict[str, tuple[Any, ...]] = {
 }
 # Of `GenerationConfig`: what `Search` has, and what only names tokens or writes nothing here.
 _OPTIONS = {
-    *("num_beams", "length_penalty", "max_new_tokens", "max_length"),
-    *("eos_token_id", "pad_token_id", "bos_token_id", "decoder_start_token_id", "transformers_version", "use_cache"),
+    "num_beams",
+    "length_penalty",
+    "max_new_tokens",
+    "max_length",
+    "eos_token_id",
+    "pad_token_id",
+    "bos_token_id",
+    "decoder_start_token_id",
+    "transformers_version",
+    "use_cache",
 }
 # At these values they change nothing. A model that Transformers' Trainer has saved names all of them.
 _NEUTRAL = {
@@ -88,9 +96,9 @@ def reason_against(model: PreTrainedModel | SavedModel, options: Mapping[str, An
         if getattr(config, name) not in values:
             return f"{name}={getattr(config, name)!r}"
     # a token may be 0, which says nothing elsewhere
-    given = {name for name, value in options.items() if value or (name.startswith("forced_") and value == 0)}
-    given = {name for name in given if name not in _NEUTRAL or options[name] != _NEUTRAL[name]}
-    if others := sorted(name for name in given - _OPTIONS if not name.startswith("_")):
+    active = {name for name, value in options.items() if value or (name.startswith("forced_") and value == 0)}
+    active = {name for name in active if name not in _NEUTRAL or options[name] != _NEUTRAL[name]}
+    if others := sorted(name for name in active - _OPTIONS if not name.startswith("_")):
         return f"{', '.join(others)} of GenerationConfig"
     own = model.generation_config
     for name in ("eos_token_id", "decoder_start_token_id"):
@@ -225,11 +233,13 @@ class FastTranslationModel:
         for position in range(search.max_new_tokens):
             logits = self._model.step(state, tokens, parents)
             scores = torch.tensor([each.scores for each in running]).flatten()
-            found, places = self._operators.continuations(logits, scores, beams, 2 * beams)
+            log_probabilities, indices = self._operators.continuations(logits, scores, beams, 2 * beams)
             last = position + 1 == search.max_new_tokens
             kept, rows, following = [], [], []
-            for i, (hypotheses, numbers, own) in enumerate(zip(running, found.tolist(), places.tolist(), strict=True)):
-                chosen = [divmod(place, logits.shape[1]) for place in own]
+            for i, (hypotheses, numbers, own) in enumerate(
+                zip(running, log_probabilities.tolist(), indices.tolist(), strict=True)
+            ):
+                chosen = [divmod(index, logits.shape[1]) for index in own]
                 hypotheses.extend(numbers, chosen, self.end, last)
                 if not hypotheses.is_done(position + 1):
                     kept.append(hypotheses)

@@ -39,13 +39,39 @@ Model = ReLUFormerForConditionalGeneration | ReLUFormerForCausalLM | ReLUFormerF
 MODEL_CLASSES = {model.config_class: model for model in Model.__args__}
 # The weights were made for these: what they say cannot change without them.
 _FIXED_BY_THE_WEIGHTS = (
-    *("vocab_size", "decoder_vocab_size", "d_model", "hidden_size", "intermediate_size", "head_dim", "num_labels"),
-    *("encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"),
-    *("decoder_layers", "decoder_attention_heads", "decoder_ffn_dim"),
-    *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "ffn_type", "ffn_bias"),
-    *("share_encoder_decoder_embeddings", "tie_word_embeddings", "position_embedding", "normalization"),
-    *("final_norm", "norm_type", "query_key_bias", "value_bias", "output_bias", "qkv_bias"),
-    *("image_size", "patch_size", "num_channels", "pooling", "pooler_act"),
+    "vocab_size",
+    "decoder_vocab_size",
+    "d_model",
+    "hidden_size",
+    "intermediate_size",
+    "head_dim",
+    "num_labels",
+    "encoder_layers",
+    "encoder_attention_heads",
+    "encoder_ffn_dim",
+    "decoder_layers",
+    "decoder_attention_heads",
+    "decoder_ffn_dim",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "ffn_type",
+    "ffn_bias",
+    "share_encoder_decoder_embeddings",
+    "tie_word_embeddings",
+    "position_embedding",
+    "normalization",
+    "final_norm",
+    "norm_type",
+    "query_key_bias",
+    "value_bias",
+    "output_bias",
+    "qkv_bias",
+    "image_size",
+    "patch_size",
+    "num_channels",
+    "pooling",
+    "pooler_act",
 )
 # Modules that a configuration adds to what Marian, ViT, GPT-2, Llama and the plain ReLUFormer have. A gated FFN has a
 # gate of its own, which is not optional.
@@ -84,8 +110,8 @@ def _require_special_tokens(name: str | Path, model: PreTrainedModel, tokenizer:
         raise UserError(f"{name}: its tokenizer names no pad_token; restore tokenizer_config.json, or name one there")
     pieces = getattr(model.config, "decoder_vocab_size", None) or model.config.vocab_size
     for field in ("eos_token_id", "decoder_start_token_id"):
-        given = getattr(model.generation_config, field)
-        for token in given if isinstance(given, list) else [given]:
+        tokens = getattr(model.generation_config, field)
+        for token in tokens if isinstance(tokens, list) else [tokens]:
             if token is not None and (not isinstance(token, int) or not 0 <= token < pieces):
                 expected = f"expected the number of one of the {pieces:,} pieces, or the model's config.json decides"
                 raise UserError(f"{name}: generation_config.json: {field} is {token!r}; {expected}")
@@ -216,10 +242,10 @@ def _load(auto_class: Any, path_or_hub_id: str | Path, what: str, **options: Any
                     "model.safetensors"
                 ) from error
         kind = "" if isinstance(error, (OSError, ValueError, RuntimeError)) else f"{type(error).__name__}: "
-        place = "" if folder.exists() else "no such folder here, and from the Hub: "
+        reason = "" if folder.exists() else "no such folder here, and from the Hub: "
         if what == "tokenizer" and folder.is_dir() and not (folder / "tokenizer.json").is_file():
-            place = "there is no tokenizer.json in it: "
-        raise UserError(f"{name}: its {what} cannot be loaded: {place}{kind}{one_line(error)}") from error
+            reason = "there is no tokenizer.json in it: "
+        raise UserError(f"{name}: its {what} cannot be loaded: {reason}{kind}{one_line(error)}") from error
 
 
 def _check_indices(folder: Path) -> None:

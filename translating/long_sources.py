@@ -85,13 +85,13 @@ class SourceEncoder:
         named = ", ".join(f"{index + 1:,} ({lengths[index]:,} tokens)" for index in too_long[:_NAMED])
         more = f" and {len(too_long) - _NAMED:,} more" if len(too_long) > _NAMED else ""
         have = "have more tokens than" if self.split == "none" else "hold a sentence with more tokens than"
-        found = (
+        message = (
             f"{name}: {len(too_long):,} of {len(texts):,} sources {have} the {self.positions:,} positions of the "
             f"model: number {named}{more}, counted from 1"
         )
         if self.long_sources == "error":
-            raise UserError(f"{found}; shorten them, or choose long_sources: split")
-        logger.warning("%s; they are split", found)
+            raise UserError(f"{message}; shorten them, or choose long_sources: split")
+        logger.warning("%s; they are split", message)
         for index in too_long:
             for number, unit in enumerate(parts[index].sentences):
                 if len(sources[index].units[number][0]) > self.positions:

@@ -163,8 +163,8 @@ class Translator:
         from reluformer.translating.loading import load_model_and_tokenizer
 
         device = device_of(device)  # first: loading can take minutes
-        given = {"dtype": torch.float32} if device.type == "cpu" else {}  # in bfloat16 a CPU is slower
-        model, tokenizer = load_model_and_tokenizer(path_or_hub_id, attn_implementation=attn_implementation, **given)
+        settings = {"dtype": torch.float32} if device.type == "cpu" else {}  # in bfloat16 a CPU is slower
+        model, tokenizer = load_model_and_tokenizer(path_or_hub_id, attn_implementation=attn_implementation, **settings)
         return cls(model, tokenizer, device=device, **options)
 
     @property

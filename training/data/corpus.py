@@ -131,9 +131,9 @@ def read_parallel_files(
         UserError: a file that is missing or cannot be read, a table or text in UTF-16; different numbers of lines; no
             pair left; a document that begins twice, or that `only` names and does not exist.
     """
-    given = {"source": source, "target": target, "document": documents}
+    sides = {"source": source, "target": target, "document": documents}
     instead = "give a table as data.dataset, or rename the file if it is plain text"
-    paths = {side: text_file(path, instead) for side, path in given.items() if path is not None}
+    paths = {side: text_file(path, instead) for side, path in sides.items() if path is not None}
     return _read(partial(_parallel_rows, paths, name, only), name, paths.values())
 
 
@@ -150,9 +150,9 @@ def _parallel_rows(paths: dict[str, Path], name: str, only: Sequence[str] | None
         left_out = only is not None and record["document"] not in only
         yield "of a document that `only` does not name" if left_out else record
     if len(set(counts)) > 1:
-        found = " and ".join(f"{count:,} in {path}" for count, path in zip(counts, paths.values(), strict=True))
+        listed = " and ".join(f"{count:,} in {path}" for count, path in zip(counts, paths.values(), strict=True))
         raise UserError(
-            f"{name}: parallel files must have the same number of lines, found {found}; give the files of one aligned "
+            f"{name}: parallel files must have the same number of lines, found {listed}; give the files of one aligned "
             "corpus"
         )
     if missing:
@@ -160,8 +160,8 @@ def _parallel_rows(paths: dict[str, Path], name: str, only: Sequence[str] | None
 
 
 def _read_dataset(data: DataConfig, split: str) -> tuple[datasets.Dataset, CorpusReport]:
-    given, loaded = data.dataset, _load_set(data.dataset, split).flatten()
-    name = without_secrets(" ".join(part for part in (given.path, given.name, split) if part))
+    config, loaded = data.dataset, _load_set(data.dataset, split).flatten()
+    name = without_secrets(" ".join(part for part in (config.path, config.name, split) if part))
     chosen = _choose_columns(loaded.column_names, data, name)
     return _read(partial(_set_rows, loaded.select_columns(list(chosen.values())), chosen), name, ())
 
@@ -174,32 +174,32 @@ def _set_rows(loaded: datasets.Dataset, chosen: dict[str, str]) -> Iterator[Row]
         yield record
 
 
-def _load_set(given: DatasetConfig, split: str) -> datasets.Dataset:
+def _load_set(config: DatasetConfig, split: str) -> datasets.Dataset:
     """A split of a set of the Hub, of tables, of a folder of data files, or of a folder written by `save_to_disk`."""
-    local = Path(given.path).expanduser()
+    local = Path(config.path).expanduser()
     if local.is_file():
         raise UserError(
-            f"data.dataset.path: {given.path!r} is a file; give its kind (csv, json or parquet) as path, and the file "
+            f"data.dataset.path: {config.path!r} is a file; give its kind (csv, json or parquet) as path, and the file "
             "as data.dataset.files"
         )
-    which, options = {"data_files": given.files, "split": split, "revision": given.revision}, given.options
+    which, options = {"data_files": config.files, "split": split, "revision": config.revision}, config.options
     try:
         if (local / "dataset_dict.json").exists():
-            if given.name or given.files or given.revision or options:
+            if config.name or config.files or config.revision or options:
                 raise ValueError("a folder of save_to_disk takes no name, files, revision or options; leave them out")
             return datasets.load_from_disk(str(local / split))
-        if given.path == "csv":  # a cell is text as it stands: "null" is a word, and 007 no number
+        if config.path == "csv":  # a cell is text as it stands: "null" is a word, and 007 no number
             options = {"keep_default_na": False, "index_col": False, **options}
-            first = next(iter(datasets.load_dataset("csv", given.name, streaming=True, **which, **options)), None)
+            first = next(iter(datasets.load_dataset("csv", config.name, streaming=True, **which, **options)), None)
             if first is None:
                 raise ValueError("no row stands below the header")
             options["features"] = datasets.Features(dict.fromkeys(first, datasets.Value("string")))
         with warnings.catch_warnings():  # pandas only warns of a row with more cells than columns, and cuts it
             warnings.filterwarnings("error", message="Length of header or names does not match")
-            return datasets.load_dataset(given.path, given.name, **which, **options)
+            return datasets.load_dataset(config.path, config.name, **which, **options)
     except (OSError, ValueError, TypeError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         reason = one_line(f"{error}{f' ({error.__cause__})' if error.__cause__ else ''}")
-        fault = f"data set {given.path!r} (name {given.name!r}, split {split!r}) cannot be loaded: {reason}"
+        fault = f"data set {config.path!r} (name {config.name!r}, split {split!r}) cannot be loaded: {reason}"
         raise UserError(without_secrets(fault)) from error
 
 
@@ -211,13 +211,13 @@ def _choose_columns(known: Sequence[str], data: DataConfig, name: str) -> dict[s
         if named is None and language is None:
             continue
         wanted = [f"translation.{language}", language] if named is None else [named]
-        found = [column for column in wanted if column in known]
-        if not found:
+        matching = [column for column in wanted if column in known]
+        if not matching:
             raise UserError(
                 f"{name}: no column {' or '.join(map(repr, wanted))}; there are: {', '.join(known)}; set "
                 f"data.dataset.{side}_column{', or options: {sep: …}' if len(known) == 1 else ''}"
             )
-        chosen[side] = found[0]
+        chosen[side] = matching[0]
     if chosen["source"] == chosen["target"]:
         raise UserError(f"{name}: column {chosen['source']!r} is both source and target; name two in data.dataset")
     return chosen
@@ -226,9 +226,9 @@ def _choose_columns(known: Sequence[str], data: DataConfig, name: str) -> dict[s
 def _read(rows: Callable[[], Iterator[Row]], name: str, files: Iterable[Path]) -> tuple[datasets.Dataset, CorpusReport]:
     """The good pairs of `rows`, from the cache of `datasets` unless `rows` or a file is new."""
     key = (READING_VERSION, *((path.stat().st_size, path.stat().st_mtime_ns) for path in files))
-    given = {"rows": rows, "name": name, "key": key}
+    arguments = {"rows": rows, "name": name, "key": key}
     try:
-        read = datasets.Dataset.from_generator(_judged_rows, features=_FEATURES, gen_kwargs=given)
+        read = datasets.Dataset.from_generator(_judged_rows, features=_FEATURES, gen_kwargs=arguments)
     except datasets.exceptions.DatasetGenerationError as error:
         if isinstance(error.__cause__, UserError):
             raise error.__cause__ from None

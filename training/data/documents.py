@@ -54,7 +54,7 @@ class PackedDocuments:
 
     Args:
         pairs: one row a packed document: "source", "target" (plain text), "document" (the original one's name),
-            "sentences" (their number), "first" (place of the first of them in `sentences`).
+            "sentences" (their number), "first" (index of the first of them in `sentences`).
         sentences: what was packed: "source", "target", "document".
         report: the counts.
     """
@@ -86,9 +86,9 @@ def greedy_spans(
     A sentence that alone is longer is a range of its own. One that is left out is in no range and ends the packed
     document before it, since what stands on its two sides is not consecutive.
     """
-    given = [0] * len(limits)
+    tokens_by_limit = [0] * len(limits)
     spans: list[tuple[int, int]] = []
-    limit = source_sum = target_sum = 0  # of the last range: the place of its limit, its tokens
+    limit = source_sum = target_sum = 0  # of the last range: the index of its limit, its tokens
     rows = zip(source_tokens, target_tokens, documents, left_out, strict=True)
     for index, (source, target, document, is_left_out) in enumerate(rows):
         if is_left_out:
@@ -98,10 +98,10 @@ def greedy_spans(
             spans[-1] = (spans[-1][0], index + 1)
             source_sum, target_sum = source_sum + source, target_sum + target
         else:
-            limit = given.index(min(given))
+            limit = tokens_by_limit.index(min(tokens_by_limit))
             spans.append((index, index + 1))
             source_sum, target_sum = source, target
-        given[limit] += max(source, target)
+        tokens_by_limit[limit] += max(source, target)
     return spans
 
 

@@ -24,8 +24,8 @@ _INSTEAD = "copy the checkpoint again, or move it away, and the run resumes at t
 
 def checkpoint_folders(run_folder: str | Path) -> list[Path]:
     """The `checkpoint-N` folders of a run, sorted by N; none where there is no such run."""
-    found = Path(run_folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*")
-    return sorted((path for path in found if path.is_dir() and update_of(path) >= 0), key=update_of)
+    paths = Path(run_folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*")
+    return sorted((path for path in paths if path.is_dir() and update_of(path) >= 0), key=update_of)
 
 
 def update_of(checkpoint: Path) -> int:
@@ -63,9 +63,9 @@ def require_whole(checkpoint: Path) -> None:
         path = checkpoint / name
         if not path.is_file():
             raise _is_not_whole(checkpoint, f"its file {name} is missing")
-        if (found := path.stat().st_size) != size:
+        if (actual_size := path.stat().st_size) != size:
             raise _is_not_whole(
-                checkpoint, f"its file {name} has {found:,} bytes, and had {size:,} when it was written"
+                checkpoint, f"its file {name} has {actual_size:,} bytes, and had {size:,} when it was written"
             )
     read_json(checkpoint / TRAINER_STATE_NAME, instead=_INSTEAD)
 
@@ -78,7 +78,7 @@ def _require_usual_files(checkpoint: Path) -> None:
     # FSDP writes optimizer.bin or a folder optimizer_0; of several processes, each writes an rng_state_<number>.pth.
     usual = {"optimizer": OPTIMIZER_NAME, "scheduler": SCHEDULER_NAME, "rng_state": "rng_state.pth"}
     for beginning, name in {**usual, "trainer_state": TRAINER_STATE_NAME}.items():
-        if not any(found.startswith(beginning) for found in names):
+        if not any(existing.startswith(beginning) for existing in names):
             raise _is_not_whole(checkpoint, f"its file {name} is missing")
 
 

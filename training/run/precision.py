@@ -23,8 +23,8 @@ def cpu_features() -> Set[str]:
         # asked of the processor itself, which may be emulated: /proc/cpuinfo would tell of another
         return {name for name in _BFLOAT16[:2] if getattr(torch.cpu, f"_is_{name}_supported")()}
     path = Path("/proc/cpuinfo")
-    found = re.search(r"^Features\s*:(.+)$", path.read_text(encoding="utf-8"), re.MULTILINE) if path.exists() else None
-    return {*_BFLOAT16} & {*found[1].split()} if found else {*_BFLOAT16}  # of an unknown one, nothing is said
+    match = re.search(r"^Features\s*:(.+)$", path.read_text(encoding="utf-8"), re.MULTILINE) if path.exists() else None
+    return {*_BFLOAT16} & {*match[1].split()} if match else {*_BFLOAT16}  # of an unknown one, nothing is said
 
 
 def has_bfloat16(features: Set[str] | None = None) -> bool:

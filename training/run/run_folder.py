@@ -29,13 +29,35 @@ _TRAIN_ANEW = "give another name, or --overwrite to train anew"
 # Keys of a recipe, and beginnings of keys, that teach the model nothing. All others must stay as they were when the run
 # began.
 _MAY_CHANGE = (
-    *("name", "description", "evaluation.", "averaging.", "on_divergence", "data.workers", "data.homepage"),
+    "name",
+    "description",
+    "evaluation.",
+    "averaging.",
+    "on_divergence",
+    "data.workers",
+    "data.homepage",
     "data.text",  # for scores alone
-    *("training.logging_", "training.log_", "training.disable_tqdm", "training.report_to", "training.run_name"),
-    *("training.project", "training.trackio_", "training.push_to_hub", "training.hub_"),
-    *("training.save_", "training.output_dir", "training.overwrite_output_dir", "training.resume_from_checkpoint"),
-    *("training.eval_", "training.do_", "training.per_device_eval_batch_size"),
-    *("training.use_cpu", "training.local_rank", "training.ddp_", "training.dataloader_", "training.torch_empty_cache"),
+    "training.logging_",
+    "training.log_",
+    "training.disable_tqdm",
+    "training.report_to",
+    "training.run_name",
+    "training.project",
+    "training.trackio_",
+    "training.push_to_hub",
+    "training.hub_",
+    "training.save_",
+    "training.output_dir",
+    "training.overwrite_output_dir",
+    "training.resume_from_checkpoint",
+    "training.eval_",
+    "training.do_",
+    "training.per_device_eval_batch_size",
+    "training.use_cpu",
+    "training.local_rank",
+    "training.ddp_",
+    "training.dataloader_",
+    "training.torch_empty_cache",
     "training.gradient_accumulation_steps",  # `batches_per_update` is compared
 )
 _LENGTH = ("training.max_steps", "training.num_train_epochs")
@@ -46,10 +68,10 @@ _SCHEDULES_OF_ANY_LENGTH = ("constant", "constant_with_warmup", "inverse_sqrt", 
 @contextlib.contextmanager
 def only_training_in(folder: Path) -> Iterator[None]:
     """Holds the lock of a run folder, the file `.<name>.lock` beside it; the system releases it if the process dies."""
-    place = folder.resolve()
-    place.parent.mkdir(parents=True, exist_ok=True)
+    path = folder.resolve()
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(place.with_name(f".{place.name}.lock"), blocking=False):
+        with FileLock(path.with_name(f".{path.name}.lock"), blocking=False):
             yield
     except Timeout:
         advice = "wait until it ends, or give another name or training.output_dir"

@@ -155,5 +155,5 @@ def format_samples(rows: Sequence[tuple[str, str, str]], count: int) -> str:
     """`count` of the rows (source, hypothesis, reference), evenly spread over the corpus, so neither chosen nor
     random."""
     count = min(count, len(rows))
-    chosen = [rows[place * len(rows) // count] for place in range(count)]
+    chosen = [rows[index * len(rows) // count] for index in range(count)]
     return "\n\n".join("source       {}\ntranslation  {}\nreference    {}".format(*row) for row in chosen)

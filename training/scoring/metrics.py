@@ -93,12 +93,12 @@ def _scores(
         raise UserError(
             f"{len(hypotheses)} hypotheses and {len(references)} references: give one of each, and at least one"
         )
-    given = plain = [list(hypotheses), list(references)]
+    original = plain = [list(hypotheses), list(references)]
     detokenized = ""
     if text == "moses":
         if language is None:
             raise UserError("language: missing; the detokeniser of Moses needs it, such as 'en'")
-        plain = [detokenize(texts, language) for texts in given]
+        plain = [detokenize(texts, language) for texts in original]
         detokenized = f"|detokenized:moses:{language}|sacremoses:{version('sacremoses')}"
     elif sum(text.endswith(" .") for text in hypotheses) >= _TOKENIZED_ENDS:
         _warn_of_tokenized_text()
@@ -107,9 +107,9 @@ def _scores(
         if score.of_documents != of_documents or score.text not in (None, text):
             continue
         if score.moses:
-            scores |= {} if language is None else _moses_score(score, *given, language)
+            scores |= {} if language is None else _moses_score(score, *original, language)
         elif score.text == "moses":
-            scores |= _score(score, *given)
+            scores |= _score(score, *original)
         else:
             scores |= _score(score, *plain, detokenized)
     return scores
