@@ -13,7 +13,8 @@ MODEL, INPUT, TEXT, PAIRS, DOCUMENTS = NEEDS = (
 )
 
 
-# Module and function of `reluformer.analysis`, which takes a `Subject` and returns a `Measured`; and what it needs.
+# Module and function of `reluformer.analysis`, which takes a `Subject` and returns an `AnalysisResult`; and what it
+# needs.
 ANALYSES = {
     "entropy": ("entropy.entropy", INPUT),
     "entropy-share": ("entropy.entropy_share", INPUT),

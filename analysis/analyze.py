@@ -20,7 +20,7 @@ Rows = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Measured:
+class AnalysisResult:
     """The numbers of an analysis, and how they are drawn.
 
     table: rows with the same columns. summary: one line for a person. draw: called with a path and a title, returns the
@@ -87,7 +87,7 @@ def analyze(options: AnalysisOptions) -> Analysed:
     return done
 
 
-def _write(measured: Measured, path: Path, title: str, facts: Mapping[str, Any]) -> list[Path]:
+def _write(measured: AnalysisResult, path: Path, title: str, facts: Mapping[str, Any]) -> list[Path]:
     """Writes `<path>.json`, `<path>.csv` and the pictures. facts: of the model and its input, for the JSON file."""
     pictures = list(measured.draw(path.with_suffix(".png"), title))
     content = {"what": path.name, **facts, "notes": list(measured.notes), "table": measured.table}

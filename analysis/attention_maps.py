@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from reluformer.analysis.analyze import Measured, Rows
+from reluformer.analysis.analyze import AnalysisResult, Rows
 from reluformer.analysis.collection import CROSS, DECODER_SELF, ENCODER_SELF, attention_rows, pair_batch
 from reluformer.analysis.drawing import NAMES, color_of_model, draw_heat_maps, save
 from reluformer.analysis.inputs import Subject
@@ -81,7 +81,7 @@ def plot_attention_map(
     save(maps.draw(CROSS, [layers[-1].mean(dim=0)], [""]), path, title)
 
 
-def attention_maps(subject: Subject) -> Measured:
+def attention_maps(subject: Subject) -> AnalysisResult:
     """Every head of every layer on the first pair: a folder of pictures."""
     maps = pair_maps(subject.model, subject.tokenizer, *subject.pairs[0])
     table = [
@@ -89,7 +89,7 @@ def attention_maps(subject: Subject) -> Measured:
         for module, layers in maps.weights.items()
         for layer in range(1, len(layers) + 1)
     ]
-    return Measured(table, f"{len(table)} pictures", partial(_draw_layers, maps, table))
+    return AnalysisResult(table, f"{len(table)} pictures", partial(_draw_layers, maps, table))
 
 
 def _draw_layers(maps: PairMaps, table: Rows, path: Path, _: str) -> list[Path]:

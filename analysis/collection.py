@@ -66,7 +66,7 @@ class BlockRows(NamedTuple):
 def attention_rows(model: PreTrainedModel, batches: Iterable[Batch]) -> Iterator[AttentionRows]:
     """The attention of a model, without dropout: of each batch module by module, layer by layer.
 
-    A query of a decoder belongs to the step that predicts the label at its place.
+    A query of a decoder belongs to the step that predicts the label at its position.
 
     Raises:
         UserError: a model that returns no weights, or weights that do not fit the keys it is taken to see: n_i would be
@@ -229,10 +229,10 @@ class HeadSums:
             layers = {layer: sums for (name, layer), sums in sorted(self.layers.items()) if name == module}
             yield {"module": module, "layer": ALL, "head": ALL}, _total(layers.values())
             for layer, sums in layers.items():
-                place = {"module": module, "layer": layer + 1}
-                yield place | {"head": ALL}, _total([sums])
+                group = {"module": module, "layer": layer + 1}
+                yield group | {"head": ALL}, _total([sums])
                 for head, values in enumerate(zip(*sums.values(), strict=True), start=1):
-                    yield place | {"head": head}, dict(zip(sums, map(float, values), strict=True))
+                    yield group | {"head": head}, dict(zip(sums, map(float, values), strict=True))
 
 
 def _total(layers: Iterable[dict[Any, Tensor]]) -> dict[Any, float]:

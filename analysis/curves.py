@@ -46,19 +46,19 @@ def plot_training_curve(log_history: LogHistory, path: Path) -> bool:
     Returns:
         Whether there is anything to draw: not in a training of fewer updates than `logging_steps`.
     """
-    found = {title: lines for title, labels in PANELS.items() if (lines := _lines(log_history, title, labels))}
-    if not found:
+    panels = {title: lines for title, labels in PANELS.items() if (lines := _lines(log_history, title, labels))}
+    if not panels:
         return False
-    if found.get(_CROSS_ENTROPY, {}).keys() >= found.get(_LOSS, {}).keys():
-        found.pop(_LOSS, None)
-    rows = math.ceil(len(found) / _COLUMNS)
+    if panels.get(_CROSS_ENTROPY, {}).keys() >= panels.get(_LOSS, {}).keys():
+        panels.pop(_LOSS, None)
+    rows = math.ceil(len(panels) / _COLUMNS)
     figure = new_figure(8, 0.3 + _HEIGHT * rows)
-    grid = list(figure.subplots(rows, min(len(found), _COLUMNS), sharex=True, squeeze=False).flat)
-    for axes, (title, lines) in zip(grid, found.items(), strict=False):
+    grid = list(figure.subplots(rows, min(len(panels), _COLUMNS), sharex=True, squeeze=False).flat)
+    for axes, (title, lines) in zip(grid, panels.items(), strict=False):
         _draw(axes, title, lines)
-    for axes in grid[len(found) :]:
+    for axes in grid[len(panels) :]:
         axes.set_visible(False)
-    for axes in grid[: len(found)][-_COLUMNS:]:
+    for axes in grid[: len(panels)][-_COLUMNS:]:
         axes.set_xlabel("updates", fontsize=9)
         axes.tick_params(labelbottom=True)
     grid[0].set_xlim(0, None)

@@ -108,8 +108,8 @@ def finish(axes: Axes) -> None:
 def legend_above(figure: Figure, axes: Axes, title: str | None = None) -> None:
     """A legend above all panels, of the marks of one of them."""
     marks, names = axes.get_legend_handles_labels()
-    place = {"loc": "outside upper center", "ncols": len(names)}
-    figure.legend(marks, names, title=title, title_fontsize=9, fontsize=9, frameon=False, **place)
+    layout = {"loc": "outside upper center", "ncols": len(names)}
+    figure.legend(marks, names, title=title, title_fontsize=9, fontsize=9, frameon=False, **layout)
 
 
 def save(figure: Figure, path: Path, title: str = "") -> list[Path]:
@@ -131,8 +131,8 @@ def draw_bars(rows: Rows, columns: dict[str, tuple[str, str]], label: str, path:
     figure, grid = module_panels(modules, 1, 2.8, sharey=True)
     for module, axes in zip(modules, grid[0], strict=True):
         layers = [row for row in rows if row["module"] == module and row["layer"] != ALL]
-        for place, (name, (_, color)) in enumerate(columns.items()):
-            left = [row["layer"] + (place - (len(columns) - 1) / 2) * width for row in layers]
+        for index, (name, (_, color)) in enumerate(columns.items()):
+            left = [row["layer"] + (index - (len(columns) - 1) / 2) * width for row in layers]
             axes.bar(left, [row[name] for row in layers], width * 0.95, color=color)
     grid[0, 0].set_ylabel(label, fontsize=9)
     handles = [Patch(color=color, label=series) for series, color in columns.values()]
@@ -214,7 +214,7 @@ def weight_scale(maps: Sequence[Tensor], color: str) -> ScalarMappable:
     if min(float(each.min()) for each in maps) >= 0:
         return ScalarMappable(Normalize(0.0, highest), LinearSegmentedColormap.from_list("weights", ramp))
     below = [(0.0, shade(GREY, -0.4)), (0.25, GREY), (0.5, shade(GREY, 0.6))]
-    both = [*below, *((0.5 + place / 2, shaded) for place, shaded in ramp)]
+    both = [*below, *((0.5 + position / 2, shaded) for position, shaded in ramp)]
     return ScalarMappable(Normalize(-highest, highest), LinearSegmentedColormap.from_list("weights", both))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reluformer.analysis.analyze import Measured, Rows, in_words
+from reluformer.analysis.analyze import AnalysisResult, Rows, in_words
 from reluformer.analysis.collection import ALL, AttentionRows, HeadSums, attention_rows
 from reluformer.analysis.drawing import GREY, color_of_model, module_panels, modules_of, save
 from reluformer.analysis.inputs import Subject
@@ -32,11 +32,11 @@ _SHARE = {"entropy_share": ("H / log n", 1.0)}
 _TINY = 1e-9  # rounding does not lift a head of equal weights into a fifth quarter
 
 
-def entropy(subject: Subject) -> Measured:
+def entropy(subject: Subject) -> AnalysisResult:
     """Entropy, dead rows, exact zeros and row sums of every head."""
     table = entropy_table(attention_rows(subject.model, subject.batches()))
     draw = partial(_draw, table, _STATISTICS, color_of_model(subject.model.config))
-    return Measured(table, in_words(table, "entropy", "dead_row_fraction", "zero_fraction"), draw)
+    return AnalysisResult(table, in_words(table, "entropy", "dead_row_fraction", "zero_fraction"), draw)
 
 
 def entropy_table(rows: Iterable[AttentionRows]) -> Rows:
@@ -66,7 +66,7 @@ def entropy_table(rows: Iterable[AttentionRows]) -> Rows:
             "row_sum": row_sum,
         }
         sums.add(module, layer, figures)
-    return [{**place, **_means(found)} for place, found in sums.groups()]
+    return [{**group, **_means(totals)} for group, totals in sums.groups()]
 
 
 def _means(sums: dict[str, float]) -> dict[str, Any]:
@@ -101,11 +101,11 @@ def _entropy_of_rows(
     return weights, torch.special.entr(shares).sum(dim=-1), row_sum
 
 
-def entropy_share(subject: Subject) -> Measured:
+def entropy_share(subject: Subject) -> AnalysisResult:
     """Entropy of every head as a share of its maximum."""
     table = share_table(attention_rows(subject.model, subject.batches()))
     draw = partial(_draw, table, _SHARE, color_of_model(subject.model.config))
-    return Measured(table, in_words(table, "entropy_share", "quarter_4", "nan_count"), draw)
+    return AnalysisResult(table, in_words(table, "entropy_share", "quarter_4", "nan_count"), draw)
 
 
 def share_table(rows: Iterable[AttentionRows]) -> Rows:
@@ -126,7 +126,7 @@ def share_table(rows: Iterable[AttentionRows]) -> Rows:
         share = figures["share"] / figures["rows"]  # NaN for a head without such a row, which lies in no quarter
         quarter = (4 * (share + _TINY)).floor().clamp(max=3)
         figures |= {f"quarter_{number + 1}": quarter == number for number in range(4)} | {"heads": share.isfinite()}
-    return [{**place, **_shares(found)} for place, found in sums.groups()]
+    return [{**group, **_shares(totals)} for group, totals in sums.groups()]
 
 
 def _shares(sums: dict[str, float]) -> dict[str, Any]:
@@ -145,8 +145,10 @@ def _draw(rows: Rows, columns: dict[str, tuple[str, float]], color: str, path: P
         for module, axes in zip(modules, line, strict=True):
             known = [row for row in rows if row["module"] == module and row["layer"] != ALL and row[name] is not None]
             heads, means = ([row for row in known if (row["head"] == ALL) is whole] for whole in (False, True))
-            places, layers = ([row["layer"] for row in some] for some in (heads, means))
-            axes.plot(places, [row[name] * factor for row in heads], "o", color=color, alpha=0.45, label="head")
+            layers_of_heads, layers = ([row["layer"] for row in some] for some in (heads, means))
+            axes.plot(
+                layers_of_heads, [row[name] * factor for row in heads], "o", color=color, alpha=0.45, label="head"
+            )
             axes.plot(layers, [row[name] * factor for row in means], color=color, label="mean of the layer")
             if name == "entropy":
                 axes.plot(layers, [row["uniform_entropy"] for row in means], "--", color=GREY, label="equal weights")

@@ -124,10 +124,10 @@ def read_subject(options: AnalysisOptions) -> Subject:
 def _read_pairs(options: AnalysisOptions) -> Subject:
     model, tokenizer = load_model_and_tokenizer(options.model)
     model.to(device_of(options.device)).eval()
-    found = _read_lines(options)
-    if found is None:
+    loaded = _read_lines(options)
+    if loaded is None:
         return Subject(model, tokenizer=tokenizer)
-    lines, max_length, report = found
+    lines, max_length, report = loaded
     positions = getattr(model.config, "max_position_embeddings", None) or sys.maxsize
     facts: dict[str, Any] = {"source_file": options.text, "target": "given, teacher-forced"}
     notes = []
@@ -185,7 +185,7 @@ def _read_lines(options: AnalysisOptions) -> tuple[datasets.Dataset, int | None,
 
 
 def pair_batches(model: PreTrainedModel, pairs: Sequence[Pair]) -> Iterator[tuple[list[int], Batch]]:
-    """All pairs once, the longest first, with the places of a batch's rows in `pairs`; a long pair is a batch of its
+    """All pairs once, the longest first, with the indices of a batch's rows in `pairs`; a long pair is a batch of its
     own."""
     lengths = [max(len(source), len(labels)) for source, labels in pairs]
     order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
@@ -193,9 +193,9 @@ def pair_batches(model: PreTrainedModel, pairs: Sequence[Pair]) -> Iterator[tupl
         while order:
             longest = lengths[order[0]]
             size = max(1, min(BATCH_TOKENS // longest, BATCH_WEIGHTS // longest**2))
-            places, order = order[:size], order[size:]
-            yield places, pair_batch(model, [pairs[place] for place in places])
-            bar.update(len(places))
+            indices, order = order[:size], order[size:]
+            yield indices, pair_batch(model, [pairs[index] for index in indices])
+            bar.update(len(indices))
 
 
 # Text, of a decoder-only model

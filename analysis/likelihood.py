@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
-from reluformer.analysis.analyze import Measured, Rows, in_words
+from reluformer.analysis.analyze import AnalysisResult, Rows, in_words
 from reluformer.analysis.collection import ALL, IGNORED_LABEL, forward
 from reluformer.analysis.drawing import color_of_model, draw_positions
 from reluformer.analysis.inputs import Pair, Subject, pair_batches
@@ -35,12 +35,12 @@ Sentences = list[Pair]  # each encoded by itself, with its end token
 _PANELS = {"nats a token": {"nll": "−log p"}, "share of the tokens": {"accuracy": "accuracy"}}
 
 
-def likelihood(subject: Subject) -> Measured:
+def likelihood(subject: Subject) -> AnalysisResult:
     """Plain likelihood and accuracy of the given text by position."""
     outputs = ((batch.labels, forward(subject.model, batch).logits) for batch in subject.batches())
     table = likelihood_table(outputs)
     draw = partial(draw_positions, table, _PANELS, color_of_model(subject.model.config), "position of the token")
-    return Measured(table, in_words(table, "nll", "accuracy", "tokens"), draw)
+    return AnalysisResult(table, in_words(table, "nll", "accuracy", "tokens"), draw)
 
 
 def likelihood_table(outputs: Iterable[tuple[Tensor, Tensor]]) -> Rows:
@@ -54,17 +54,17 @@ def likelihood_table(outputs: Iterable[tuple[Tensor, Tensor]]) -> Rows:
     Raises:
         UserError: no token, or a likelihood that is no number.
     """
-    places, nll, right = [], [], []
+    positions, nll, right = [], [], []
     for labels, logits in outputs:
         real = labels != IGNORED_LABEL
         wanted, predicted = labels[real], logits[real].float()
-        places.append(real.nonzero()[:, 1].cpu() + 1)
+        positions.append(real.nonzero()[:, 1].cpu() + 1)
         nll.append(cross_entropy(predicted, wanted, reduction="none").double().cpu())
         right.append((predicted.argmax(dim=-1) == wanted).double().cpu())
     figures = {"nll": torch.cat(nll), "accuracy": torch.cat(right)}
     table = [
         {**group, "tokens": int(inside.sum()), **{name: float(each[inside].mean()) for name, each in figures.items()}}
-        for group, inside in groups_of_positions(torch.cat(places))
+        for group, inside in groups_of_positions(torch.cat(positions))
     ]
     require_number("likelihood", table[0]["nll"])
     return table
@@ -79,15 +79,15 @@ def require_number(what: str, cross_entropy: float) -> None:
         )
 
 
-def groups_of_positions(place: Tensor) -> Iterator[tuple[dict[str, Any], Tensor]]:
+def groups_of_positions(position: Tensor) -> Iterator[tuple[dict[str, Any], Tensor]]:
     """All tokens, then each group of positions that has any, 1, 2, 3 to 4, 5 to 8, …: its columns, and which tokens are
     in it.
 
-    place: (tokens,), from 1.
+    position: (tokens,), from 1.
     """
-    yield {"positions": ALL, "last": None}, torch.ones_like(place, dtype=torch.bool)
+    yield {"positions": ALL, "last": None}, torch.ones_like(position, dtype=torch.bool)
     lasts = 2 ** torch.arange(24)
-    group = torch.bucketize(place, lasts)
+    group = torch.bucketize(position, lasts)
     for number in group.unique():
         first, last = int(lasts[number - 1]) + 1 if number else 1, int(lasts[number])
         yield {"positions": f"{first}-{last}" if first < last else str(first), "last": last}, group == number
@@ -96,7 +96,7 @@ def groups_of_positions(place: Tensor) -> Iterator[tuple[dict[str, Any], Tensor]
 # context
 
 
-def context(subject: Subject) -> Measured:
+def context(subject: Subject) -> AnalysisResult:
     """Likelihood of the tokens of a document, in it and with their sentence alone."""
     parts = _parts(subject)
     within = token_nll(subject.model, subject.pairs)
@@ -108,13 +108,13 @@ def context(subject: Subject) -> Measured:
 
 def token_nll(model: PreTrainedModel, pairs: list[Pair]) -> list[Tensor]:
     """−log p of each label of each pair but its end token, (labels - 1,)."""
-    found: dict[int, Tensor] = {}
-    for places, batch in pair_batches(model, pairs):
+    nll_by_index: dict[int, Tensor] = {}
+    for indices, batch in pair_batches(model, pairs):
         logits, labels = forward(model, batch).logits.float(), batch.labels
         nll = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none", ignore_index=IGNORED_LABEL)
-        rows = zip(places, nll.view_as(labels).double().cpu(), batch.real["decoder"].cpu(), strict=True)
-        found.update((place, row[real][:-1]) for place, row, real in rows)
-    return [found[place] for place in range(len(pairs))]
+        rows = zip(indices, nll.view_as(labels).double().cpu(), batch.real["decoder"].cpu(), strict=True)
+        nll_by_index.update((index, row[real][:-1]) for index, row, real in rows)
+    return [nll_by_index[index] for index in range(len(pairs))]
 
 
 def _parts(subject: Subject) -> list[Sentences]:
@@ -128,13 +128,13 @@ def _parts(subject: Subject) -> list[Sentences]:
 
 def _measured(
     subject: Subject, within: list[Tensor], otherwise: list[Tensor], labels: dict[str, str], where: str
-) -> Measured:
+) -> AnalysisResult:
     """labels: of the two columns, by name. where: name of the axis of positions."""
     _, column = labels
     table = gain_table(within, otherwise, column)
     panels = {"−log p, nats a token": labels, "gain, nats a token": {"gain": "± standard error"}}
     draw = partial(draw_positions, table, panels, color_of_model(subject.model.config), where)
-    return Measured(table, in_words(table, *labels, "tokens"), draw)
+    return AnalysisResult(table, in_words(table, *labels, "tokens"), draw)
 
 
 def gain_table(within: list[Tensor], otherwise: list[Tensor], column: str) -> Rows:
@@ -148,10 +148,11 @@ def gain_table(within: list[Tensor], otherwise: list[Tensor], column: str) -> Ro
         otherwise: the same of the same tokens without what `gain` is the worth of. column: its name in the table.
     """
     document = torch.repeat_interleave(torch.tensor([len(nll) for nll in within]))
-    place = torch.cat([torch.arange(1, len(nll) + 1) for nll in within])
+    position = torch.cat([torch.arange(1, len(nll) + 1) for nll in within])
     figures = torch.stack([torch.cat(within), torch.cat(otherwise)], dim=1)
     return [
-        {**group, **_means(figures[inside], document[inside], column)} for group, inside in groups_of_positions(place)
+        {**group, **_means(figures[inside], document[inside], column)}
+        for group, inside in groups_of_positions(position)
     ]
 
 
@@ -169,7 +170,7 @@ def _means(figures: Tensor, document: Tensor, column: str) -> dict[str, int | fl
 # random-context
 
 
-def random_context(subject: Subject) -> Measured:
+def random_context(subject: Subject) -> AnalysisResult:
     """Likelihood of the second half of a document behind its own first half and behind the end of another one."""
     parts = _parts(subject)
     chosen = list(crossings(parts, subject.documents.pairs["document"][:]))

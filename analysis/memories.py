@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from transformers import PreTrainedModel
 
-from reluformer.analysis.analyze import Measured, Rows, in_words
+from reluformer.analysis.analyze import AnalysisResult, Rows, in_words
 from reluformer.analysis.collection import ALL, BlockRows, block_rows
 from reluformer.analysis.drawing import OLIVE, PURPLE, TEAL, draw_bars
 from reluformer.analysis.feed_forward import feed_forward_blocks
@@ -20,11 +20,11 @@ from reluformer.analysis.inputs import Subject
 from reluformer.configuration.errors import UserError
 
 
-def anisotropy(subject: Subject) -> Measured:
+def anisotropy(subject: Subject) -> AnalysisResult:
     """Mean pairwise cosine of the value slots of every layer (Eq. 4, Figure 3)."""
     table = anisotropy_table(subject.model)
     draw = partial(draw_bars, table, {"anisotropy": ("mean cosine of value slots", TEAL)}, "anisotropy")
-    return Measured(table, in_words(table, "anisotropy"), draw)
+    return AnalysisResult(table, in_words(table, "anisotropy"), draw)
 
 
 def anisotropy_table(model: PreTrainedModel) -> Rows:
@@ -70,13 +70,13 @@ _SHARES = {
 }
 
 
-def ffn_sparsity(subject: Subject) -> Measured:
+def ffn_sparsity(subject: Subject) -> AnalysisResult:
     """Activations that are not zero, by layer, and neurons that never or always are.
 
     An activation is what the last projection of a block multiplies: `f(W_1 x)`, or with a gate `f(W_1 x) * W_2 x`.
     """
     table = sparsity_table(block_rows(subject.model, subject.batches()))
-    return Measured(table, in_words(table, *_SHARES), partial(draw_bars, table, _SHARES, "share"))
+    return AnalysisResult(table, in_words(table, *_SHARES), partial(draw_bars, table, _SHARES, "share"))
 
 
 def sparsity_table(rows: Iterable[BlockRows]) -> Rows:
@@ -89,16 +89,16 @@ def sparsity_table(rows: Iterable[BlockRows]) -> Rows:
     tokens: dict[tuple[str, int], int] = {}
     nonzeros: dict[tuple[str, int], Tensor] = {}  # of each neuron
     for block, activations, _, _ in rows:
-        place = (block.stack, block.layer)
-        tokens[place] = tokens.get(place, 0) + len(activations)
-        nonzeros[place] = nonzeros.get(place, 0) + (activations != 0).sum(dim=0).cpu()
+        key = (block.stack, block.layer)
+        tokens[key] = tokens.get(key, 0) + len(activations)
+        nonzeros[key] = nonzeros.get(key, 0) + (activations != 0).sum(dim=0).cpu()
 
-    def row(layer: int | str, places: list[tuple[str, int]]) -> dict[str, Any]:
-        shares = torch.cat([nonzeros[place].double() / tokens[place] for place in places])
+    def row(layer: int | str, keys: list[tuple[str, int]]) -> dict[str, Any]:
+        shares = torch.cat([nonzeros[key].double() / tokens[key] for key in keys])
         return {
-            "module": f"{places[0][0]}_ffn",
+            "module": f"{keys[0][0]}_ffn",
             "layer": layer,
-            "tokens": tokens[places[0]],
+            "tokens": tokens[keys[0]],
             "neurons": len(shares),
             "nonzero_fraction": float(shares.mean()),
             "dead_fraction": float((shares == 0).double().mean()),
@@ -107,8 +107,8 @@ def sparsity_table(rows: Iterable[BlockRows]) -> Rows:
 
     table: Rows = []
     for stack in dict.fromkeys(stack for stack, _ in tokens):
-        places = [place for place in tokens if place[0] == stack]
-        table += [row(ALL, places), *(row(place[1] + 1, [place]) for place in places)]
+        keys = [key for key in tokens if key[0] == stack]
+        table += [row(ALL, keys), *(row(key[1] + 1, [key]) for key in keys)]
     return table
 
 
@@ -118,7 +118,7 @@ def sparsity_table(rows: Iterable[BlockRows]) -> Rows:
 _POST_NORM = ("reluformer", "marian")
 
 
-def variance_ratio(subject: Subject) -> Measured:
+def variance_ratio(subject: Subject) -> AnalysisResult:
     """What a feed-forward block adds to what passes it by (Table 1)."""
     kind = subject.model.config.model_type
     if kind not in _POST_NORM:
@@ -128,7 +128,7 @@ def variance_ratio(subject: Subject) -> Measured:
         )
     table = ratio_table(block_rows(subject.model, subject.batches()))
     draw = partial(draw_bars, table, {"variance_ratio": ("Var(FFN out) / Var(residual)", TEAL)}, "ratio")
-    return Measured(table, in_words(table, "variance_ratio"), draw)
+    return AnalysisResult(table, in_words(table, "variance_ratio"), draw)
 
 
 def ratio_table(rows: Iterable[BlockRows]) -> Rows:
@@ -145,6 +145,6 @@ def ratio_table(rows: Iterable[BlockRows]) -> Rows:
     layers = []
     for (stack, layer), parts in variances.items():
         output, residual = torch.cat(parts, dim=1).mean(dim=1).tolist()
-        found = {"output_variance": output, "residual_variance": residual, "variance_ratio": output / residual}
-        layers.append({"module": stack, "layer": layer + 1, **found})
+        figures = {"output_variance": output, "residual_variance": residual, "variance_ratio": output / residual}
+        layers.append({"module": stack, "layer": layer + 1, **figures})
     return _with_means(layers)

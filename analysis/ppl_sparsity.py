@@ -27,7 +27,7 @@ from torch.nn.functional import cross_entropy
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from reluformer.analysis.analyze import Measured, Rows
+from reluformer.analysis.analyze import AnalysisResult, Rows
 from reluformer.analysis.collection import ALL, IGNORED_LABEL, Batch, forward, recorded
 from reluformer.analysis.drawing import GREY, TEAL, draw_bars
 from reluformer.analysis.feed_forward import feed_forward_blocks
@@ -40,20 +40,20 @@ CANDIDATES, QUANTILE = 65_536, 0.99
 _COLUMNS = {"nonzero_fraction": ("not zero", GREY), "active_fraction": ("active at PPL-1%", TEAL)}
 
 
-def ppl_sparsity(subject: Subject) -> Measured:
+def ppl_sparsity(subject: Subject) -> AnalysisResult:
     """The active share of the activations at PPL-1%, by block."""
     search = SparsitySearch(subject.model, next(subject.batches()))
-    found = search.at_increase(1.0)
-    table = sparsity_table(search, found)
-    summary = f"PPL-1% {1 - table[0]['active_fraction']:.1%} zeros at CETT {found.cett:.4f}"
+    truncated = search.at_increase(1.0)
+    table = sparsity_table(search, truncated)
+    summary = f"PPL-1% {1 - table[0]['active_fraction']:.1%} zeros at CETT {truncated.cett:.4f}"
     read = int(search.batch.labels.ne(IGNORED_LABEL).sum())
     notes = [f"ppl-sparsity reads the first batch alone, of {read:,} tokens"]
-    if found.cett > 1 - 2 * TOLERANCE:
+    if truncated.cett > 1 - 2 * TOLERANCE:
         notes.append(
             "ppl-sparsity: with the largest thresholds that are searched, the perplexity is not 1 % higher; the "
             "figures are those of these thresholds, and more may go"
         )
-    return Measured(table, summary, partial(draw_bars, table, _COLUMNS, "share of the activations"), notes)
+    return AnalysisResult(table, summary, partial(draw_bars, table, _COLUMNS, "share of the activations"), notes)
 
 
 class TailTruncation:
@@ -124,7 +124,8 @@ class SparsitySearch:
         self.dense_cross_entropy, activations = self._run()
         require_number("ppl-sparsity", self.dense_cross_entropy)
         self.truncations = [
-            TailTruncation(found, block.value_slots) for found, block in zip(activations, self.blocks, strict=True)
+            TailTruncation(of_block, block.value_slots)
+            for of_block, block in zip(activations, self.blocks, strict=True)
         ]
 
     def at_increase(self, p_percent: float) -> Truncated:
@@ -146,8 +147,8 @@ class SparsitySearch:
             for block, truncation, threshold in zip(self.blocks, self.truncations, thresholds, strict=True):
                 drop = partial(_drop, threshold, truncation.slot_norms)
                 hooks.callback(block.values.register_forward_pre_hook(drop).remove)
-            found, activations = self._run()
-        return Truncated(cett, thresholds, [int(each.count_nonzero()) for each in activations], found)
+            nats, activations = self._run()
+        return Truncated(cett, thresholds, [int(each.count_nonzero()) for each in activations], nats)
 
     def _run(self) -> tuple[float, list[Tensor]]:
         """Mean cross-entropy of the model as it is, and of each block the activations (tokens, neurons) behind earlier
@@ -163,12 +164,12 @@ def _drop(threshold: float, slot_norms: Tensor, module: nn.Module, inputs: tuple
     return inputs[0].masked_fill(inputs[0].abs() < threshold / slot_norms, 0)
 
 
-def sparsity_table(search: SparsitySearch, found: Truncated) -> Rows:
+def sparsity_table(search: SparsitySearch, truncated: Truncated) -> Rows:
     """One row for all blocks, and for each block.
 
-    cett: the one CETT allowed to all blocks that the bisection found; a block stays below it where its threshold is the
-    largest searched. active_fraction: share of the activations that are neither zero nor dropped, in the model with all
-    thresholds.
+    cett: the one CETT allowed to all blocks, the result of the bisection; a block stays below it where its threshold is
+    the largest searched. active_fraction: share of the activations that are neither zero nor dropped, in the model with
+    all thresholds.
     nonzero_fraction: of the whole model. perplexity: with all thresholds, dense_perplexity: without.
     """
 
@@ -177,17 +178,17 @@ def sparsity_table(search: SparsitySearch, found: Truncated) -> Rows:
         return {
             "module": module,
             "layer": layer,
-            "cett": found.cett,
+            "cett": truncated.cett,
             "threshold": threshold,
             "active_fraction": active / size,
             "nonzero_fraction": sum(int(each.count_nonzero()) for each in dense) / size,
-            "perplexity": perplexity(found.cross_entropy),
+            "perplexity": perplexity(truncated.cross_entropy),
             "dense_perplexity": perplexity(search.dense_cross_entropy),
         }
 
     dense = [truncation.activations for truncation in search.truncations]
-    blocks = zip(search.blocks, found.thresholds, found.active, dense, strict=True)
+    blocks = zip(search.blocks, truncated.thresholds, truncated.active, dense, strict=True)
     return [
-        row(ALL, ALL, None, sum(found.active), dense),
+        row(ALL, ALL, None, sum(truncated.active), dense),
         *(row(f"{at.stack}_ffn", at.layer + 1, threshold, active, [own]) for at, threshold, active, own in blocks),
     ]

@@ -11,7 +11,7 @@ from matplotlib import colormaps
 from matplotlib.ticker import NullLocator
 from torch import Tensor
 
-from reluformer.analysis.analyze import Measured, Rows
+from reluformer.analysis.analyze import AnalysisResult, Rows
 from reluformer.analysis.collection import ALL, HeadSums, attention_rows, block_rows
 from reluformer.analysis.drawing import GREY, NAMES, finish, modules_of, new_figure, save
 from reluformer.analysis.inputs import Subject
@@ -20,7 +20,7 @@ from reluformer.configuration.errors import UserError
 PERCENTAGES = (0.1, 0.2, 0.5, 0.75, 1, 1.25, 1.5, 2, 5, 10, 20, 50, 100)
 
 
-def top_p(subject: Subject) -> Measured:
+def top_p(subject: Subject) -> AnalysisResult:
     """Score sums of attention rows and, where they can be read, of feed-forward memories, which have no heads."""
     sums, left_out = HeadSums(), {}
     for module, layer, weights, visible in attention_rows(subject.model, subject.batches()):
@@ -37,7 +37,7 @@ def top_p(subject: Subject) -> Measured:
     means = [row for row in table if row["layer"] == ALL and row["p_percent"] == 1.5 and row["rows"]]
     summary = "the top 1.5% hold " + "; ".join(f"{row['module']} {row['score_sum']:.1%}" for row in means)
     notes = [f"top-p leaves out {name}: {reason}" for name, reason in left_out.items()]
-    return Measured(table, summary, partial(_draw, table), notes)
+    return AnalysisResult(table, summary, partial(_draw, table), notes)
 
 
 def add_rows(sums: HeadSums, module: str, layer: int, scores: Tensor, visible: Tensor | None = None) -> None:
@@ -79,13 +79,13 @@ def top_p_table(sums: HeadSums) -> Rows:
     equal scores give p%.
     """
     rows, left_out = [], [ALL, *negative_modules(sums)]
-    for place, found in sums.groups():
-        is_memory_head = place["module"].endswith("_ffn") and place["head"] != ALL
-        if place["module"] in left_out or is_memory_head:
+    for group, totals in sums.groups():
+        is_memory_head = group["module"].endswith("_ffn") and group["head"] != ALL
+        if group["module"] in left_out or is_memory_head:
             continue
-        live = int(found["live"])
+        live = int(totals["live"])
         for p in PERCENTAGES:
-            rows.append({**place, "p_percent": p, "score_sum": found[p] / live if live else None, "rows": live})
+            rows.append({**group, "p_percent": p, "score_sum": totals[p] / live if live else None, "rows": live})
     return rows
 
 

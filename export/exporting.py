@@ -85,12 +85,12 @@ def export(source: str | Path, target: str | Path, *, int8: bool = False, attent
     with new_folder(target) as folder:
         model, tokenizer = load_model_and_tokenizer(source, dtype=torch.float32)
         _check_model(source, model)
-        found = write_checked(model, folder, attentions)
+        deviation = write_checked(model, folder, attentions)
         if int8:
             _quantize(folder)
-            found = difference(model, OnnxTranslationModel.from_pretrained(folder))
+            deviation = difference(model, OnnxTranslationModel.from_pretrained(folder))
         tokenizer.save_pretrained(folder)
-    return found
+    return deviation
 
 
 def write_checked(model: PreTrainedModel, folder: Path, attentions: bool = False) -> Difference:
@@ -103,15 +103,14 @@ def write_checked(model: PreTrainedModel, folder: Path, attentions: bool = False
     model.set_attn_implementation("eager")
     write_graphs(model, folder, attentions)
     _save_config(model, folder)
-    found = difference(model, OnnxTranslationModel.from_pretrained(folder))
-    if not found.largest <= _TOLERANCE * found.scale:
+    deviation = difference(model, OnnxTranslationModel.from_pretrained(folder))
+    if not deviation.largest <= _TOLERANCE * deviation.scale:
         raise UserError(
-            f"the exported graphs differ from PyTorch by up to {found.largest:.2g} in logits of up to "
-            f"{found.scale:.2g}, which "
-            "is more than rounding. Nothing was written; please report it with the versions of torch, onnxscript and "
-            "onnxruntime"
+            f"the exported graphs differ from PyTorch by up to {deviation.largest:.2g} in logits of up to "
+            f"{deviation.scale:.2g}, which is more than rounding. Nothing was written; please report it with the "
+            "versions of torch, onnxscript and onnxruntime"
         )
-    return found
+    return deviation
 
 
 def _check_model(source: str | Path, model: PreTrainedModel) -> None:
@@ -171,12 +170,12 @@ def difference(model: PreTrainedModel, exported: OnnxTranslationModel) -> Differ
     targets = torch.randint(config.decoder_vocab_size, size, generator=generator)
     wanted = model(input_ids=sources, attention_mask=mask, decoder_input_ids=targets, use_cache=False).logits
 
-    given = {"attention_mask": mask, "encoder_outputs": exported.encoder(sources, mask)}
+    inputs = {"attention_mask": mask, "encoder_outputs": exported.encoder(sources, mask)}
     # one by one where the model has too few positions for the steps
     steps = _STEPS if targets.shape[1] == sum(_STEPS) else [1] * targets.shape[1]
     logits, cache = [], None
     for tokens in targets.split(steps, dim=1):
-        output = exported(**given, decoder_input_ids=tokens, cache=cache)
+        output = exported(**inputs, decoder_input_ids=tokens, cache=cache)
         cache = getattr(output, CACHE_NAME)
         logits.append(output.logits)
     largest = (torch.cat(logits, dim=1) - wanted).abs().max().nan_to_num(nan=torch.inf)
@@ -234,9 +233,9 @@ class DecoderGraph(nn.Module):
         """The given keys and values with those of the rest of the source behind them."""
         rest = encoder_hidden_states[:, cross[0][0].shape[2] :]
         whole = []
-        for layer, given in zip(self.model.get_decoder().layers, cross, strict=True):
+        for layer, known in zip(self.model.get_decoder().layers, cross, strict=True):
             computed = layer.encoder_attn._keys_and_values(rest, rest, cache=None, rotation=None)
-            whole.append(tuple(torch.cat(pair, dim=2) for pair in zip(given, computed, strict=True)))
+            whole.append(tuple(torch.cat(pair, dim=2) for pair in zip(known, computed, strict=True)))
         return whole
 
 

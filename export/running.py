@@ -188,9 +188,9 @@ class OnnxTranslationModel(PreTrainedModel, GenerationMixin):
         )
 
 
-def _source_mask(given: Tensor | None, shape: Sequence[int]) -> Tensor:
+def _source_mask(mask: Tensor | None, shape: Sequence[int]) -> Tensor:
     """The mask of the source, (batch, source), of the dtype of the graphs."""
-    return torch.ones(tuple(shape), dtype=torch.long) if given is None else given.long()
+    return torch.ones(tuple(shape), dtype=torch.long) if mask is None else mask.long()
 
 
 def _run(session: InferenceSession, feeds: Mapping[str, Tensor], outputs: Sequence[str]) -> list[Tensor]:
@@ -218,9 +218,9 @@ def load_translator(path_or_hub_id: str | Path, **options: Any) -> Translator:
     if not any((Path(path_or_hub_id) / name).is_file() for name in GRAPHS):
         return Translator.from_pretrained(path_or_hub_id, **options)
     for name in ("attn_implementation", "device", "compute"):
-        if (given := options.pop(name, None)) not in (None, "cpu", "float32"):
+        if (value := options.pop(name, None)) not in (None, "cpu", "float32"):
             raise UserError(
-                f"{name}: {given!r} was given, but {path_or_hub_id} is an exported model, which runs on cpu in "
+                f"{name}: {value!r} was given, but {path_or_hub_id} is an exported model, which runs on cpu in "
                 "float32; leave it out"
             )
     return Translator(OnnxTranslationModel.from_pretrained(path_or_hub_id), load_tokenizer(path_or_hub_id), **options)

@@ -169,8 +169,8 @@ def _origin(model: ModelFolder) -> str | None:
     if dataset and not dataset.get("files"):
         details = ", ".join(str(dataset[key]) for key in ("name", "revision") if dataset.get(key))
         return f"data set `{dataset['path']}`" + (f" ({details})" if details else "")
-    given = dataset.get("files") or data.get("train")
-    files = _file_names(given["train"] if isinstance(given, Mapping) and "train" in given else given)
+    paths = dataset.get("files") or data.get("train")
+    files = _file_names(paths["train"] if isinstance(paths, Mapping) and "train" in paths else paths)
     return f"files {', '.join(f'`{name}`' for name in files)}" if files else None
 
 

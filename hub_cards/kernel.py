@@ -33,8 +33,14 @@ CAPABILITY, COMPILED_FOR = "8.0", ("8.0", "9.0")
 BACKENDS = {"cpu": None, "cuda": [f"{CAPABILITY}+PTX"]}
 # What `relu_attention` imports, itself included.
 MODULES = (
-    *("attention_reluformer.py", "fused/activations.py", "fused/attention.py", "fused/blockwise.py"),
-    *("fused/operator.py", "fused/specification.py", "fused/triton_kernels.py", "fused/triton_launch.py"),
+    "attention_reluformer.py",
+    "fused/activations.py",
+    "fused/attention.py",
+    "fused/blockwise.py",
+    "fused/operator.py",
+    "fused/specification.py",
+    "fused/triton_kernels.py",
+    "fused/triton_launch.py",
 )
 TEMPLATE = Path(__file__).with_name("kernel_template.md")
 
@@ -73,8 +79,8 @@ def write_kernel(folder: str | Path, *, repo_id: str = DEFAULT_REPO_ID) -> Path:
             f"{repo_id!r}: cannot be the repo id of a kernel; give owner/name, the name in lower-case letters, digits "
             f"and dashes, such as {DEFAULT_REPO_ID}"
         )
-    package, place = distribution("reluformer"), Path(modeling_reluformer.__file__).parent
-    modules = {name: (place / name).read_text(encoding="utf-8") for name in MODULES}
+    package, sources = distribution("reluformer"), Path(modeling_reluformer.__file__).parent
+    modules = {name: (sources / name).read_text(encoding="utf-8") for name in MODULES}
     modules |= {
         "__init__.py": _INIT.format(version=package.version),
         "fused/__init__.py": "",

@@ -22,8 +22,19 @@ from reluformer.training.run.token_means import BATCH_MEANS
 
 # What the record keeps of the arguments: no path, no address and no token is among them.
 ARGUMENTS = (
-    *("learning_rate", "lr_scheduler_type", "optim", "adam_beta1", "adam_beta2", "weight_decay", "max_grad_norm"),
-    *("label_smoothing_factor", "per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "fp16", "seed"),
+    "learning_rate",
+    "lr_scheduler_type",
+    "optim",
+    "adam_beta1",
+    "adam_beta2",
+    "weight_decay",
+    "max_grad_norm",
+    "label_smoothing_factor",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "bf16",
+    "fp16",
+    "seed",
 )
 # What the Trainer adds to the metrics of every evaluation, and what the card shows elsewhere.
 _NOT_METRICS = {"runtime", "samples_per_second", "steps_per_second", "model_preparation_time", *BATCH_MEANS}
@@ -107,10 +118,10 @@ class ModelCardCallback(TrainerCallback):
             language, license, told: with `dataset`, in place of the callback's. What else the Trainer tells, the card
                 knows.
         """
-        given = {"language": language, "license": license, "dataset": told.get("dataset")}
+        changes = {"language": language, "license": license, "dataset": told.get("dataset")}
         if self._trainer.is_world_process_zero():
             folder, repo_id = self._trainer.args.output_dir, self._trainer.hub_model_id
-            write_card(folder, repo_id=repo_id, **{name: given[name] or value for name, value in self._told.items()})
+            write_card(folder, repo_id=repo_id, **{name: changes[name] or value for name, value in self._told.items()})
 
 
 def _training_facts(args: TrainingArguments, state: TrainerState) -> dict[str, Any]:

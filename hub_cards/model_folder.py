@@ -93,8 +93,8 @@ class ModelFolder:
             self.record["device"] = "cpu"  # accelerators stood idle
         card = (metadata_load(self.path / CARD_FILE) or {}) if self.has(CARD_FILE) else {}
         data = self.section("data")
-        given = data.get("dataset") or {}
-        corpus = None if given.get("files") else given.get("path")
+        origin = data.get("dataset") or {}
+        corpus = None if origin.get("files") else origin.get("path")
         said = [data[side] for side in ("source_language", "target_language") if data.get(side)]
         self.base_model = self._base_model() if recipe else _first(card.get("base_model"))
         self.license = license or card.get("license") or self.recipe.get("license")

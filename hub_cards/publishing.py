@@ -26,10 +26,23 @@ from reluformer.translating.loading import MODEL_CLASSES, load_model_config, loa
 
 # By name, beside the card and the model's code: whatever else lies in the folder stays there.
 PUBLISHED = (
-    *("config.json", "generation_config.json", "preprocessor_config.json", *PICTURES),
-    *("model.safetensors", "model.safetensors.index.json", "model-?????-of-?????.safetensors"),
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
-    *("vocab.json", "target_vocab.json", "source.spm", "target.spm", "merges.txt"),
+    "config.json",
+    "generation_config.json",
+    "preprocessor_config.json",
+    *PICTURES,
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "model-?????-of-?????.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "target_vocab.json",
+    "source.spm",
+    "target.spm",
+    "merges.txt",
 )
 
 

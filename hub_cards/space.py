@@ -122,7 +122,7 @@ def _names(models: Sequence[str | Path]) -> list[str]:
     """The last part of each path or id, which is its folder on the page, too; a number is added to one that occurs
     twice."""
     names = [Path(model).resolve().name if Path(model).is_dir() else str(model).rpartition("/")[2] for model in models]
-    return [name if names.index(name) == place else f"{name}-{place + 1}" for place, name in enumerate(names)]
+    return [name if names.index(name) == index else f"{name}-{index + 1}" for index, name in enumerate(names)]
 
 
 def _write_model(model: str | Path, name: str, page: Path, examples: Sequence[str]) -> dict[str, Any]:

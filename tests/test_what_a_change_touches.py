@@ -55,7 +55,7 @@ CHANGES = {
         "analysis/biases.py": (
             None,
             '''
-            from reluformer.analysis.analyze import Measured, in_words
+            from reluformer.analysis.analyze import AnalysisResult, in_words
 
 
             def largest_bias(subject):
@@ -63,7 +63,7 @@ CHANGES = {
                 named = dict(subject.model.named_parameters())
                 biases = [weight for name, weight in named.items() if name.endswith("bias")]
                 table = [{"module": "all", "largest": max(float(bias.detach().abs().max()) for bias in biases)}]
-                return Measured(table, in_words(table, "largest"), lambda *_: [])
+                return AnalysisResult(table, in_words(table, "largest"), lambda *_: [])
             ''',
         ),
         "analysis/analyses.py": (
