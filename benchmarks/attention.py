@@ -126,28 +126,28 @@ def eager(inputs: AttentionInputs, activation: str) -> Forward:
     return forward
 
 
-def flex(case: AttentionCase, score: Callable[..., Tensor] | None, compiled: bool = True) -> Forward:
-    """FlexAttention; score: of a score and its place, None for softmax."""
+def flex(case: AttentionCase, score: Callable[..., Tensor] | None, torch_compile: bool = True) -> Forward:
+    """FlexAttention; score: of a score and its indices, None for softmax."""
     compute, mask = flex_attention.flex_attention, None
-    compute = torch.compile(compute, dynamic=False) if compiled else compute
+    compute = torch.compile(compute, dynamic=False) if torch_compile else compute
     if case.causal:
         sizes = (None, None, case.length, case.length)
         mask = flex_attention.create_block_mask(lambda b, h, query, key: query >= key, *sizes, device=case.device)
     return lambda query, key, value: (compute(query, key, value, score_mod=score, block_mask=mask),)
 
 
-def log_relu(score: Tensor, *place: Tensor) -> Tensor:
+def log_relu(score: Tensor, *indices: Tensor) -> Tensor:
     return torch.log(torch.relu(score) + 1.0)
 
 
-def flex_relu(case: AttentionCase, inputs: AttentionInputs, compiled: bool = True) -> Forward:
+def flex_relu(case: AttentionCase, inputs: AttentionInputs, torch_compile: bool = True) -> Forward:
     """ReLU attention, not causal. The further key has score 0, and value 1 in a feature of its own: there the mean is 1
     over the sum of all ReLU + 1. The mean over this, less the sum of v, is the sum of ReLU · v."""
 
     def score(value: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return torch.where(key == case.length, 0.0, log_relu(value))
 
-    attend, pad = flex(case, score, compiled), nn.functional.pad
+    attend, pad = flex(case, score, torch_compile), nn.functional.pad
 
     def forward(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
         values = pad(value, (0, 1, 0, 1))
@@ -230,8 +230,8 @@ def measure(cell: Names, options: argparse.Namespace) -> Names:
     inputs = random_inputs(case, options.seed, with_mask=any(name in EAGER for name in contenders))
     steps = {name: timed_step(case, inputs, name) for name in contenders}
     short = cell["length"] <= SHORT_LENGTHS[-1] and SPARSE[0] not in contenders
-    given = {"budget": SHORT_SECONDS, "round_seconds": 0.01} if short else {"budget": SECONDS}
-    timing = time_contenders(steps, **effort(options, **given))
+    limits = {"budget": SHORT_SECONDS, "round_seconds": 0.01} if short else {"budget": SECONDS}
+    timing = time_contenders(steps, **effort(options, **limits))
     record = timing.record({name: [rival for rival in contenders if rival != name] for name in OURS})
     if FLEX_RELU in contenders:
         record["errors"] = {name: error(inputs, steps[name]) for name in (PLAIN, FLEX_RELU)}

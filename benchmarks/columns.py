@@ -60,8 +60,8 @@ def median_ratio(ours: str, rival: str, heading: str | None = None) -> Column:
     """As `ratio`, the median alone."""
 
     def text(cell: Cell) -> str:
-        found = cell["speedups"].get(ours, {}).get(rival)
-        return NOTHING if found is None else f"{found['median']:.2f}"
+        ratio = cell["speedups"].get(ours, {}).get(rival)
+        return NOTHING if ratio is None else f"{ratio['median']:.2f}"
 
     return Column(heading or words.contender(rival), text)
 
@@ -91,7 +91,7 @@ def said(result: Result, what: str) -> list[str]:
 
 def groups(cells: Iterable[Cell], *names: str) -> dict[tuple[Any, ...], list[Cell]]:
     """Cells by the values of some of their settings, in the order in which these come."""
-    found: dict[tuple[Any, ...], list[Cell]] = {}
+    cells_by_values: dict[tuple[Any, ...], list[Cell]] = {}
     for cell in cells:
-        found.setdefault(tuple(cell[name] for name in names), []).append(cell)
-    return found
+        cells_by_values.setdefault(tuple(cell[name] for name in names), []).append(cell)
+    return cells_by_values

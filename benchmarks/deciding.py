@@ -134,9 +134,9 @@ def quality_table(names: Mapping[str, str], heading: str, ours: str = "ReLU") ->
     """Lines of evidence by name, with what the first column calls each; ours: what is compared with softmax."""
     rows = []
     for name, label in names.items():
-        quoted, found = Quoted(name), evidence.comparison(evidence.BY_NAME[name])
+        quoted, comparison = Quoted(name), evidence.comparison(evidence.BY_NAME[name])
         scores = [f"{quoted.theirs:.2f}", f"{quoted.ours:.2f}", evidence.signed(quoted.relu)]
-        rows.append([label, *scores, evidence.how_sure(found)])
+        rows.append([label, *scores, evidence.how_sure(comparison)])
     return "\n".join(table((heading, "softmax", ours, f"{ours} minus softmax", "how sure"), rows)) + "\n"
 
 
@@ -328,12 +328,12 @@ def attention_cells(file: str, ours: str, which: str, dtype: str) -> dict[int, M
     result = read_result(RESULTS / f"{file}-cpu.json")
     wanted = {"dtype": dtype, "pass": which, "causal": False, "batch": 1, "head_dim": HEAD_DIM}
     cells = [] if result is None else result["cells"]
-    found = {
+    ratios = {
         cell["length"]: cell["speedups"][ours][SDPA]
         for cell in cells
         if wanted.items() <= cell.items() and SDPA in cell["speedups"].get(ours, {}) and cell["length"] > 1
     }
-    return dict(sorted(found.items()))
+    return dict(sorted(ratios.items()))
 
 
 def measured_attention() -> dict[str, str]:
@@ -423,8 +423,8 @@ def _attention_lines(names: Sequence[str]) -> list[list[str]]:
         cells = dict.fromkeys(names, "not measured")
         for file, told in measured_attention().items():
             cpu, _, held = told.partition(",")
-            found = attention_cells(file, ours, which, "float32")
-            ratios = {length: ratio["median"] for length, ratio in found.items()}
+            ratio_by_length = attention_cells(file, ours, which, "float32")
+            ratios = {length: ratio["median"] for length, ratio in ratio_by_length.items()}
             lengths = f"{min(ratios):,} to {max(ratios):,} tokens"
             if min(ratios.values()) < 1:
                 lengths += f", above 1 from {faster_from(ratios)} on"

@@ -92,13 +92,13 @@ def _quality_at_a_glance(axes: Axes, unit: str, rows: Mapping[str, str]) -> None
     """An interval of three seeds as a line; of fewer seeds, each of them."""
     for row, name in enumerate(rows):
         pair = evidence.BY_NAME[name]
-        found, better = evidence.comparison(pair), -1 if STATISTICS[pair.score].lower_is_better else 1
-        color = RELU if better * fmean(found.each) > 0 else SOFTMAX
-        if found.has_seeds:
-            axes.plot(found.interval(95), [row, row], color=color, linewidth=4, alpha=0.4, solid_capstyle="butt")
-        _draw_seeds(axes, [(fmean(found.each), row)], [[(one, row) for one in found.each]], color, CIRCLE)
+        comparison, better = evidence.comparison(pair), -1 if STATISTICS[pair.score].lower_is_better else 1
+        color = RELU if better * fmean(comparison.each) > 0 else SOFTMAX
+        if comparison.has_seeds:
+            axes.plot(comparison.interval(95), [row, row], color=color, linewidth=4, alpha=0.4, solid_capstyle="butt")
+        _draw_seeds(axes, [(fmean(comparison.each), row)], [[(one, row) for one in comparison.each]], color, CIRCLE)
         lead = "ReLU" if color == RELU else "softmax"
-        _beside(axes, row, f"{lead} by {abs(fmean(found.each)):.2f}")
+        _beside(axes, row, f"{lead} by {abs(fmean(comparison.each)):.2f}")
     limit = LIMITS[unit]
     axes.set_xlim(*((limit, -limit) if unit.startswith("perplexity") else (-limit, limit)))
     axes.axvline(0, color=BLACK, linewidth=1)
@@ -225,7 +225,7 @@ def _by_length(axes: Axes, what: str, lengths: Sequence[int], label: str) -> Non
 def _draw_line(
     axes: Axes, scores: Mapping[float, Sequence[float]], color: str, marker: str, label: str, line: str = "-"
 ) -> None:
-    """Scores of all seeds by their place on the axis."""
+    """Scores of all seeds by their position on the axis."""
     means = [(at, fmean(each)) for at, each in scores.items()]
     axes.plot(*zip(*means, strict=True), line, color=color)
     axes.plot([], [], line, color=color, marker=marker, markersize=8, label=label)
@@ -239,11 +239,13 @@ def quality_by_updates() -> Path:
     for corpus, (names, color, marker, line, shift) in CORPORA.items():
         scores = {}
         for pair in (evidence.BY_NAME[name] for name in names):
-            found = evidence.comparison(pair)
+            comparison = evidence.comparison(pair)
             at = evidence.results_of(pair)[0][0]["training"]["updates"] + shift
-            scores[at] = found.each
-            if found.has_seeds:
-                finished.plot([at, at], found.interval(95), color=color, linewidth=4, alpha=0.35, solid_capstyle="butt")
+            scores[at] = comparison.each
+            if comparison.has_seeds:
+                finished.plot(
+                    [at, at], comparison.interval(95), color=color, linewidth=4, alpha=0.35, solid_capstyle="butt"
+                )
         _draw_line(finished, scores, color, marker, corpus, " ")  # 800 updates had another learning rate
         leads = deciding.validation_leads(*deciding.COURSES[corpus])
         steps, lead = list(leads), list(leads.values())
@@ -284,8 +286,8 @@ def quality_by_dropout() -> Path:
         scores = {}
         for dropout in (0.1, 0.2, 0.3):
             trained = rows.get(row.format(dropout))
-            found = [trained and read_training(Task(trained, seed, places)) for seed in evidence.SEEDS]
-            scores[dropout + shift] = [result["bleu"]["score"] for result in found if result]
+            results = [trained and read_training(Task(trained, seed, places)) for seed in evidence.SEEDS]
+            scores[dropout + shift] = [result["bleu"]["score"] for result in results if result]
         scores = {at: each for at, each in scores.items() if each}
         _draw_line(axes, scores, color, marker, name)
     axes.set_xticks((0.1, 0.2, 0.3))

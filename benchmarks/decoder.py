@@ -82,11 +82,11 @@ def build(library: str, sizes: dict[str, int], training: bool, dtype: torch.dtyp
 
 
 def library_model(library: str, sizes: dict[str, int]) -> PreTrainedModel:
-    given = {**sizes, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "attn_implementation": "sdpa"}
+    fields = {**sizes, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "attn_implementation": "sdpa"}
     if library == GPT2:
-        return GPT2LMHeadModel(GPT2Config(**given, embd_pdrop=0.0, resid_pdrop=0.0, attn_pdrop=0.0))
+        return GPT2LMHeadModel(GPT2Config(**fields, embd_pdrop=0.0, resid_pdrop=0.0, attn_pdrop=0.0))
     # two thirds of GPT-2's FFN: with a gate as many parameters
-    return LlamaForCausalLM(LlamaConfig(**given, intermediate_size=8 * sizes["hidden_size"] // 3))
+    return LlamaForCausalLM(LlamaConfig(**fields, intermediate_size=8 * sizes["hidden_size"] // 3))
 
 
 def decoding_step(model: PreTrainedModel, prompt: Tensor, new_tokens: int) -> Callable[[], Tensor]:

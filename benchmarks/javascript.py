@@ -27,9 +27,9 @@ async function translateAll(pipeline, folder, texts) {{
   let seconds = 0;
   for (const text of texts) {{
     const start = performance.now();
-    const [found] = await translate(text, {{ num_beams: 1, max_new_tokens: {LIMIT} }});
+    const [translation] = await translate(text, {{ num_beams: 1, max_new_tokens: {LIMIT} }});
     seconds += (performance.now() - start) / 1000;
-    translations.push(found.translation_text);
+    translations.push(translation.translation_text);
     await new Promise((resolve) => setTimeout(resolve)); // a page that computes on and on answers nobody
   }}
   return {{ translations, seconds }};
@@ -39,8 +39,8 @@ _IN_NODE = """
 import { readFileSync } from "node:fs";
 import { env, pipeline } from "@huggingface/transformers";
 env.allowRemoteModels = false;
-const found = await translateAll(pipeline, process.argv[2], JSON.parse(readFileSync(0)));
-console.log(JSON.stringify(found));
+const result = await translateAll(pipeline, process.argv[2], JSON.parse(readFileSync(0)));
+console.log(JSON.stringify(result));
 """
 _IN_BROWSER = """<!doctype html><meta charset="utf-8"><script type="module">
 import { env, pipeline } from "./node_modules/@huggingface/transformers/dist/transformers.min.js";
@@ -48,8 +48,8 @@ Object.assign(env, { allowRemoteModels: false, allowLocalModels: true, localMode
 env.backends.onnx.wasm.wasmPaths = new URL("./node_modules/onnxruntime-web/dist/", location.href).href;
 const texts = await (await fetch("./texts.json")).json();
 translateAll(pipeline, "model", texts).then(
-  (found) => { window.found = found; },
-  (error) => { window.found = { error: String(error.stack ?? error) }; },
+  (result) => { window.result = result; },
+  (error) => { window.result = { error: String(error.stack ?? error) }; },
 );
 """
 
@@ -66,19 +66,19 @@ def in_chromium(folder: Path, texts: Sequence[str]) -> dict[str, Any]:
     """As `in_node`, by WebAssembly on one thread, as any static page."""
     from docs import screenshot  # it needs selenium
 
-    with tempfile.TemporaryDirectory() as place:
-        page = Path(place)
+    with tempfile.TemporaryDirectory() as folder_name:
+        page = Path(folder_name)
         (page / "model").symlink_to(folder.resolve())
         (page / "node_modules").symlink_to(INSTALLED / "node_modules")
         (page / "texts.json").write_text(json.dumps(texts), encoding="utf-8")
         (page / "index.html").write_text(f"{_IN_BROWSER}{_PROGRAM}</script>", encoding="utf-8")
         with screenshot.served(page) as address, screenshot.headless_chromium() as browser:
             browser.get(address)
-            screenshot.wait_until(browser, "return window.found", patience=1800)
-            found = browser.execute_script("return window.found")
-    if "error" in found:
-        raise RuntimeError(found["error"])
-    return found
+            screenshot.wait_until(browser, "return window.result", patience=1800)
+            result = browser.execute_script("return window.result")
+    if "error" in result:
+        raise RuntimeError(result["error"])
+    return result
 
 
 def in_python(folder: Path, texts: Sequence[str]) -> list[str]:

@@ -82,6 +82,6 @@ def circumstances(options: argparse.Namespace) -> Names:
     return {**record, "environment": environment, "loop": loop, "quick": options.quick}
 
 
-def effort(options: argparse.Namespace, **given: float) -> dict[str, float]:
+def effort(options: argparse.Namespace, **usual: float) -> dict[str, float]:
     """How long `time_contenders` times a cell: as given, and three short rounds of a quick run."""
-    return {"rounds": 3, "round_seconds": 1e-3} if options.quick else given
+    return {"rounds": 3, "round_seconds": 1e-3} if options.quick else usual

@@ -34,9 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         train, test = (load_split(data, split)[0] for split in ("train", "test"))
         translate = Translator.from_pretrained(folder, device="cpu", split="none")
         pairs = list(test["source"]), list(test["target"])
-        found = measure(translate(pairs[0]), pairs, train["source"])
-        ship.renew_figure(folder, "near_training", found)
-        print(folder, found)
+        figure = measure(translate(pairs[0]), pairs, train["source"])
+        ship.renew_figure(folder, "near_training", figure)
+        print(folder, figure)
     return 0
 
 
@@ -47,12 +47,12 @@ def measure(translations: Sequence[str], test: tuple[list[str], list[str]], trai
     """
     sources, references = test
     near = near_ones(sources, training)
-    found: dict[str, Any] = {"sentences": len(sources), "near": len(near)}
+    figure: dict[str, Any] = {"sentences": len(sources), "near": len(near)}
     for name, is_near in (("near", True), ("others", False)):
         rows = [index for index in range(len(sources)) if (index in near) == is_near]
         scores = score_translations([translations[row] for row in rows], [references[row] for row in rows])
-        found |= {f"bleu_{name}": scores["bleu"], "bleu_signature": scores["bleu_signature"]}
-    return found
+        figure |= {f"bleu_{name}": scores["bleu"], "bleu_signature": scores["bleu_signature"]}
+    return figure
 
 
 def near_ones(test: Sequence[str], training: Iterable[str]) -> set[int]:

@@ -47,16 +47,16 @@ def goal_table(goals: Iterable[Mapping[str, Any]], results: Mapping[str, Result 
 
 
 def _goal_row(title: str, goals: list[Mapping[str, Any]], results: Mapping[str, Result | None]) -> list[str]:
-    found = [
+    values = [
         (value, goal["at_least"], cell) for goal in goals for value, cell in _cells_of(goal, results[goal["file"]])
     ]
-    if not found:
+    if not values:
         return []
-    lowest, _, cell = min(found, key=lambda each: each[0])
+    lowest, _, cell = min(values, key=lambda each: each[0])
     facts = {name: value for name, value in cell.items() if name not in NO_SETTINGS}
     where = [words.setting(name, value) for name, value in facts.items() if not isinstance(value, dict | list | float)]
-    count = sum(value >= at_least for value, at_least, _ in found)
-    met = f"{count} of {len(found)}" if count == len(found) else f"**{count} of {len(found)}**"
+    count = sum(value >= at_least for value, at_least, _ in values)
+    met = f"{count} of {len(values)}" if count == len(values) else f"**{count} of {len(values)}**"
     wanted = sorted({goal["at_least"] for goal in goals})
     needed = f"{wanted[0]}×" if len(wanted) == 1 else f"{wanted[0]} to {wanted[-1]}×"
     return [title, needed, met, f"{lowest:.2f}×", ", ".join(where)]

@@ -31,8 +31,8 @@ def attention_by_length(result: Result, path: Path) -> Path:
         cells = [cell for cell in result["cells"] if wanted.items() <= cell.items() and cell["length"] >= LENGTHS[0]]
         lengths = [cell["length"] for cell in cells]
         for name, (color, marker, label) in SPEED_LINES.items():
-            found = [cell["speedups"][name][SDPA] for cell in cells]
-            middle, low, high = ([ratio[key] for ratio in found] for key in ("median", "p10", "p90"))
+            ratios = [cell["speedups"][name][SDPA] for cell in cells]
+            middle, low, high = ([ratio[key] for ratio in ratios] for key in ("median", "p10", "p90"))
             axes.plot(lengths, middle, color=color, marker=marker, markersize=4, label=label)
             axes.fill_between(lengths, low, high, color=color, alpha=0.15, linewidth=0)
         axes.axhline(1.0, color=SOFTMAX, linewidth=1.2, label="softmax (SDPA)")
@@ -93,8 +93,8 @@ def skipping_zeros(result: Result, path: Path) -> Path:
     panels = figure.subplots(1, len(cells), sharex=True, sharey=True)
     for axes, ((shape,), of_shape) in zip(panels, cells.items(), strict=True):
         for ours, rival, color, marker, label in ways:
-            found = [cell["speedups"][ours][rival]["median"] for cell in of_shape]
-            axes.plot(found, range(len(found)), marker, color=color, markersize=6, label=label)
+            ratios = [cell["speedups"][ours][rival]["median"] for cell in of_shape]
+            axes.plot(ratios, range(len(ratios)), marker, color=color, markersize=6, label=label)
         _finish_zeros(axes, shape)
     names = [f"{cell['zeros']} % zeros, {cell['beams']} beam{'s' * (cell['beams'] > 1)}" for cell in of_shape]
     panels[0].set_yticks(range(len(names)), names)

@@ -97,8 +97,8 @@ def foreign_texts(translator: Callable[..., list[str]]) -> dict[str, int]:
 
 
 def _scored(translations: list[str], references: Sequence[str]) -> dict[str, Any]:
-    found = score_translations(translations, list(references))
-    return {name: value for name, value in found.items() if name.startswith(_SCORES)}
+    scores = score_translations(translations, list(references))
+    return {name: value for name, value in scores.items() if name.startswith(_SCORES)}
 
 
 if __name__ == "__main__":

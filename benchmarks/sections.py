@@ -135,12 +135,12 @@ def _short_lengths(result: Result) -> Iterator[str]:
         for dtype in DTYPES:
             for which in PASSES:
                 wanted = {"length": length, "dtype": dtype, "pass": which}
-                found = [
+                ratios = [
                     min(cell["speedups"][PLAIN][rival]["median"] for rival in (SDPA, EAGER_RELU))
                     for cell in result["cells"]
                     if wanted.items() <= cell.items() and EAGER_RELU in cell["times"]
                 ]
-                row.append(f"{median(found):.2f} ({min(found):.2f} to {max(found):.2f})")
+                row.append(f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
         rows.append(row)
     heading = ("tokens", *(f"{dtype}, {words.value(which)}" for dtype in DTYPES for which in PASSES))
     yield from table(heading, rows, numbers=True)
@@ -165,7 +165,7 @@ def memory(result: Result) -> Iterator[str]:
     for what in dict.fromkeys(cell["what"] for cell in cells):
         row = "vocabulary" if what == "vocabulary" else "length"
         chosen = {(cell["contender"], cell[row]): cell for cell in cells if cell["what"] == what}
-        names, values = (list(dict.fromkeys(key[place] for key in chosen)) for place in (0, 1))
+        names, values = (list(dict.fromkeys(key[part] for key in chosen)) for part in (0, 1))
         yield from ("", f"### {MEMORY[what].format(**settings[what])}")
         yield from said(result, "Peak memory of a training step; lower is better")
         rows = ([f"{value:,}", *(_megabytes(chosen.get((name, value))) for name in names)] for value in values)
@@ -277,10 +277,10 @@ def types(result: Result) -> Iterator[str]:
     yield from said(result, "BLEU: higher is better. CPU seconds: lower is better")
     rows = []
     for cell in result["cells"]:
-        for name, found in cell["types"].items():
+        for name, measured in cell["types"].items():
             computed = "`generate`, float32" if name == "generate" else f"`Translator`, {name}"
-            row = [cell["model"], cell["beams"], computed, f"{found['bleu']:.2f}", f"{found['equal']:,}"]
-            rows.append([*row, f"{found['cpu_seconds']:.1f}"])
+            row = [cell["model"], cell["beams"], computed, f"{measured['bleu']:.2f}", f"{measured['equal']:,}"]
+            rows.append([*row, f"{measured['cpu_seconds']:.1f}"])
     yield from table(("model", "beams", "computed by", "BLEU", "same as `generate`", "CPU seconds"), rows, numbers=True)
 
 

@@ -276,31 +276,31 @@ def seconds_of_a_sentence(folder: Path, translator: Translator, texts: list[str]
         '`Translator`, greedy, `compute="int8"`': lambda text: translator(text, num_beams=1, compute="int8"),
         "8-bit ONNX, greedy": graphs,
     }
-    found = {}
+    seconds = {}
     for way, translate in ways.items():
         translate(texts[0])
         start = time.perf_counter()
         for text in texts:
             translate(text)
-        found[way] = (time.perf_counter() - start) / len(texts)
-    return found
+        seconds[way] = (time.perf_counter() - start) / len(texts)
+    return seconds
 
 
 def beside_javascript(graphs: Path, texts: list[str], idle: bool) -> dict[str, Any]:
-    """By the name of the place: (source, Python's, JavaScript's) where they differ, and on an idle machine the seconds
+    """By the name of the environment: (source, Python's, JavaScript's) where they differ, and on an idle machine the seconds
     of a sentence."""
     if not javascript.INSTALLED.is_dir():
         return {}
-    wanted, found = javascript.in_python(graphs, texts), {}
-    for place, translate in (("Node", javascript.in_node), ("Chromium", javascript.in_chromium)):
-        print(f"transformers.js in {place}", flush=True)
+    wanted, figures = javascript.in_python(graphs, texts), {}
+    for environment, translate in (("Node", javascript.in_node), ("Chromium", javascript.in_chromium)):
+        print(f"transformers.js in {environment}", flush=True)
         result = translate(graphs, texts)
         rows = zip(texts, wanted, result["translations"], strict=True)
         others = [row for row in rows if row[1] != row[2]]
-        found[place] = {"sentences": len(texts), "others": others}
+        figures[environment] = {"sentences": len(texts), "others": others}
         if idle:
-            found[place]["seconds"] = result["seconds"] / len(texts)
-    return found
+            figures[environment]["seconds"] = result["seconds"] / len(texts)
+    return figures
 
 
 def samples(sources: list[str], translations: list[str], references: list[str]) -> list[tuple[str, str, str, float]]:
@@ -340,11 +340,11 @@ def renew_section(folder: Path, figures: dict[str, Any]) -> None:
 
 def near_training_words(figures: dict[str, Any]) -> str:
     """How far the test text is from the training text; see `near_training.py`. Nothing, where that was not measured."""
-    found = figures.get("near_training")
-    if found is None:
+    figure = figures.get("near_training")
+    if figure is None:
         return ""
-    share = 100 * found["near"] / found["sentences"]
-    scores = f"{found['bleu_near']:.1f} BLEU with 5 beams, and {found['bleu_others']:.1f} on the others"
+    share = 100 * figure["near"] / figure["sentences"]
+    scores = f"{figure['bleu_near']:.1f} BLEU with 5 beams, and {figure['bleu_others']:.1f} on the others"
     return (
         f"\nTatoeba has many sentences that are almost alike. {share:.0f} % of the test sources are those of a "
         f"training pair\nbut for one word at most; on these this model has {scores}.\n"
@@ -413,7 +413,10 @@ def _seconds(figures: dict[str, Any]) -> str:
     if not figures["seconds"]:
         return ""
     ways = {**figures["seconds"]}
-    ways |= {f"transformers.js in {place}, greedy": each["seconds"] for place, each in figures["javascript"].items()}
+    ways |= {
+        f"transformers.js in {environment}, greedy": each["seconds"]
+        for environment, each in figures["javascript"].items()
+    }
     rows = [[way, f"{each:.4f}"] for way, each in ways.items()]
     machine = f"{figures['machine']['cpu']}, {figures['machine']['torch_threads']} threads"
     return (
@@ -423,13 +426,13 @@ def _seconds(figures: dict[str, Any]) -> str:
     )
 
 
-def _same(found: dict[str, Any]) -> str:
+def _same(results: dict[str, Any]) -> str:
     """How many translations of JavaScript are Python's, and the others."""
     lines = []
-    for place, each in found.items():
+    for environment, each in results.items():
         count, others = each["sentences"], each["others"]
         lines.append(
-            f"In {place}, {count - len(others)} of {count} translations by the 8-bit graphs are those of Python."
+            f"In {environment}, {count - len(others)} of {count} translations by the 8-bit graphs are those of Python."
         )
         lines += [f"“{source}”: “{python}” in Python, “{other}” there." for source, python, other in others]
     return " ".join(lines)

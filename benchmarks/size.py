@@ -14,8 +14,16 @@ from benchmarks.markdown import table
 
 ROOT = Path(__file__).parents[1]
 INSTALLED = (
-    *("reluformer", "modeling_reluformer", "configuration", "records", "translating", "training"),
-    *("export", "analysis", "hub_cards", "commands"),
+    "reluformer",
+    "modeling_reluformer",
+    "configuration",
+    "records",
+    "translating",
+    "training",
+    "export",
+    "analysis",
+    "hub_cards",
+    "commands",
 )
 LONGEST = 60  # lines of a function; longer ones are named
 # The code that `save_pretrained` writes beside a translation model, counted by a process in the folder.

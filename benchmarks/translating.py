@@ -137,8 +137,8 @@ def _ctranslate2_step(
     length = {"min_decoding_length": search.max_new_tokens, "max_decoding_length": search.max_new_tokens}
 
     def step() -> list[list[str]]:
-        found = translator.translate_batch(texts, beam_size=search.num_beams, max_input_length=0, **length)
-        return _checked([each.hypotheses[0] for each in found], search)
+        results = translator.translate_batch(texts, beam_size=search.num_beams, max_input_length=0, **length)
+        return _checked([each.hypotheses[0] for each in results], search)
 
     return step
 
@@ -163,12 +163,12 @@ def measure_types(cell: Names, options: argparse.Namespace) -> Names:
     model, tokenizer = translator.model, translator.tokenizer
 
     def generated(texts: list[str]) -> list[str]:
-        found = []
+        translations = []
         for start in range(0, len(texts), 50):
             batch = tokenizer(texts[start : start + 50], return_tensors="pt", padding=True)
             ids = model.generate(**batch, num_beams=cell["beams"])
-            found += tokenizer.batch_decode(ids, skip_special_tokens=True)
-        return found
+            translations += tokenizer.batch_decode(ids, skip_special_tokens=True)
+        return translations
 
     ways: dict[str, Callable[[list[str]], list[str]]] = {"generate": generated}
     ways |= {kind: partial(translator, num_beams=cell["beams"], compute=kind) for kind in COMPUTE}

@@ -102,16 +102,16 @@ class SmoothedMarian(MarianMTModel):
 def build(name: str, shape: dict[str, int], attention_dropout: float, seed: int) -> PreTrainedModel:
     """A model of this name, in training mode, with dropout 0.1 on activations and `attention_dropout` on weights."""
     torch.manual_seed(seed)
-    given = {**shape, "dropout": 0.1, "attention_dropout": attention_dropout, "activation_dropout": 0.0}
-    given |= {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS, "decoder_start_token_id": BOS}
+    fields = {**shape, "dropout": 0.1, "attention_dropout": attention_dropout, "activation_dropout": 0.0}
+    fields |= {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS, "decoder_start_token_id": BOS}
     if name in (MARIAN, MARIAN_SMOOTHED):
-        given |= {"activation_function": "relu", "scale_embedding": True, "forced_eos_token_id": None}
-        config = MarianConfig(**given, share_encoder_decoder_embeddings=True, attn_implementation="sdpa")
+        fields |= {"activation_function": "relu", "scale_embedding": True, "forced_eos_token_id": None}
+        config = MarianConfig(**fields, share_encoder_decoder_embeddings=True, attn_implementation="sdpa")
         return (MarianMTModel if name == MARIAN else SmoothedMarian)(config).train()
     preset, implementation = TABLE_4.get(name, ("reluformer", "fused"))
     if name == OURS_UNREGULARIZED:
-        given["regularization_weight"] = 0.0
-    config = ReLUFormerConfig.from_preset(preset, **given, label_smoothing=LABEL_SMOOTHING, skip_logits=True)
+        fields["regularization_weight"] = 0.0
+    config = ReLUFormerConfig.from_preset(preset, **fields, label_smoothing=LABEL_SMOOTHING, skip_logits=True)
     config._attn_implementation = implementation
     return ReLUFormerForConditionalGeneration(config).train()
 

@@ -52,8 +52,8 @@ def main(arguments: list[str] | None = None) -> int:
         )
         return 2
     if options.stage == "all":
-        given = list(sys.argv[1:] if arguments is None else arguments)
-        return max([_run_alone(stage, given) for stage in STAGES])
+        command_line = list(sys.argv[1:] if arguments is None else arguments)
+        return max([_run_alone(stage, command_line) for stage in STAGES])
     module = import_module(f"benchmarks.gpu.{options.stage}")
     if options.dry_run and options.stage != "page":
         return plan_stage(options.stage, lambda: module.cells(options), options)

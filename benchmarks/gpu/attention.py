@@ -100,21 +100,21 @@ def product_step(case: AttentionCase) -> tuple[Step, float]:
 def row_errors(case: AttentionCase, inputs: AttentionInputs, statistics: str) -> dict[str, float]:
     """Of the output, S and T at the size that is timed: their error over their norm, against float64, on some rows of
     each head of the last sequence, the first and the last query among them."""
-    found = attention.fused(case, inputs, statistics)(*inputs.leaves)
+    results = attention.fused(case, inputs, statistics)(*inputs.leaves)
     rows = torch.linspace(0, case.length - 1, min(CHECKED_ROWS, case.length), device=case.device).long()
     query, key, value = (states[-1:].double() for states in inputs.leaves)
-    places = torch.arange(case.length, device=case.device)
+    positions = torch.arange(case.length, device=case.device)
     exact = reference_attention(
         query[:, :, rows],
         key,
         value,
         activation="relu",
-        mask=(places <= rows[:, None])[None, None] if case.causal else None,
+        mask=(positions <= rows[:, None])[None, None] if case.causal else None,
         row_scale=inputs.row_scale[-1:, :, rows].double(),
         statistics="sum+entropy",
     )
     errors = {}
-    for name, own, right in zip(("output", "S", "T"), found, (exact.output, *exact[2:]), strict=False):
+    for name, own, right in zip(("output", "S", "T"), results, (exact.output, *exact[2:]), strict=False):
         errors[name] = float((own[-1:, :, rows].double() - right).norm() / right.norm())
     return errors
 
@@ -132,23 +132,23 @@ def flash_attention_3(case: AttentionCase) -> Forward:
         return missing
 
     def forward(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
-        found = attend(*(states.transpose(1, 2) for states in (query, key, value)), causal=case.causal)
-        return ((found[0] if isinstance(found, tuple) else found).transpose(1, 2),)
+        output = attend(*(states.transpose(1, 2) for states in (query, key, value)), causal=case.causal)
+        return ((output[0] if isinstance(output, tuple) else output).transpose(1, 2),)
 
     return forward
 
 
 def rivals(case: AttentionCase, inputs: AttentionInputs, dropout_p: float) -> dict[str, Forward]:
     """Ours first; FlexAttention has no dropout, and eager none here."""
-    found = {name: attention.fused(case, inputs, statistics, dropout_p) for name, statistics in OURS.items()}
+    contenders = {name: attention.fused(case, inputs, statistics, dropout_p) for name, statistics in OURS.items()}
     softmax = attention.sdpa(case, dropout_p)
-    found |= {name: sdpa_kernel([backend])(softmax) for name, backend in BACKENDS.items()}
+    contenders |= {name: sdpa_kernel([backend])(softmax) for name, backend in BACKENDS.items()}
     if dropout_p == 0:
-        found[FLASH_3] = flash_attention_3(case)
+        contenders[FLASH_3] = flash_attention_3(case)
         # without a reset the compiler gives up after some shapes, and FlexAttention then holds all its scores in memory
         torch.compiler.reset()
-        found[FLEX] = attention.flex(case, None, CUDA)
-        found["FlexAttention log(ReLU+1)"] = attention.flex(case, attention.log_relu, CUDA)
+        contenders[FLEX] = attention.flex(case, None, CUDA)
+        contenders["FlexAttention log(ReLU+1)"] = attention.flex(case, attention.log_relu, CUDA)
         if case.length <= LONGEST_EAGER:
-            found[EAGER_RELU] = attention.eager(inputs, "relu")
-    return found
+            contenders[EAGER_RELU] = attention.eager(inputs, "relu")
+    return contenders

@@ -96,8 +96,8 @@ def clocks() -> dict[str, float] | None:
         return None
     query = {"sm_mhz": "clocks.sm", "memory_mhz": "clocks.mem", "celsius": "temperature.gpu", "watts": "power.draw"}
     command = ["nvidia-smi", f"--query-gpu={','.join(query.values())}", "--format=csv,noheader,nounits", "--id=0"]
-    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout
-    return dict(zip(query, map(float, found.split(",")), strict=True))
+    output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout
+    return dict(zip(query, map(float, output.split(",")), strict=True))
 
 
 def stage_record() -> dict[str, Any]:

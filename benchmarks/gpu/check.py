@@ -67,11 +67,11 @@ def model_errors(what: torch.dtype | str) -> dict[str, Any]:
     if what == "compiled":
         expected = gradient(model, batch, torch.float32, "fused")
         model.compile(fullgraph=True, backend="inductor" if CUDA else "eager")
-        found = {"fused": gradient(model, batch, torch.float32, "fused")}
+        gradients = {"fused": gradient(model, batch, torch.float32, "fused")}
     else:
         expected = gradient(model, batch, torch.float64, "eager")
-        found = {path: gradient(model, batch, what, path) for path in ("fused", "eager")}
-    error = {path: float((own - expected).norm() / expected.norm()) for path, own in found.items()}
+        gradients = {path: gradient(model, batch, what, path) for path in ("fused", "eager")}
+    error = {path: float((own - expected).norm() / expected.norm()) for path, own in gradients.items()}
     require(error["fused"] <= max(1e-4, 2 * error.get("eager", 0.0)), f"the relative error of the gradients is {error}")
     return {"relative_error": error["fused"], "of_eager": error.get("eager")}
 

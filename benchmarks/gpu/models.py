@@ -99,8 +99,8 @@ def generate(
     batch = translation.padded_batch(LENGTHS[lengths], SHAPES[shape]["vocab_size"], 4096, 0)
     inputs = {key: batch[key][:sentences].to(DEVICE) for key in ("input_ids", "attention_mask")}
     model = translation.build(name, SHAPES[shape], 0.1, 0).to(DEVICE, torch.bfloat16)
-    given = {**inputs, "cache_implementation": "static"} if static else inputs
-    return translation.generation_step(model, given, NEW_TOKENS if CUDA else 3, "float32", beams), sentences
+    settings = {**inputs, "cache_implementation": "static"} if static else inputs
+    return translation.generation_step(model, settings, NEW_TOKENS if CUDA else 3, "float32", beams), sentences
 
 
 def decoder(name: str) -> Made:
@@ -123,8 +123,8 @@ def vision(name: str) -> Made:
 
 def trained_by(model: PreTrainedModel, batch: dict[str, Tensor], amount: int) -> Made:
     """A training step with `amount` target tokens or pictures."""
-    given = {name: tensor.to(DEVICE) for name, tensor in batch.items()}
-    return translation.training_step(model.to(DEVICE), given, "bfloat16"), amount
+    on_device = {name: tensor.to(DEVICE) for name, tensor in batch.items()}
+    return translation.training_step(model.to(DEVICE), on_device, "bfloat16"), amount
 
 
 def together(contenders: tuple[str, ...], make: Callable[[str], Made]) -> dict[str, dict[str, Any]]:

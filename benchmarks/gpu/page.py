@@ -91,7 +91,7 @@ def goals(results: dict[str, Result | None]) -> Iterator[list[str]]:
     for which, sigmoid in TRITON_SIGMOID.items():
         said = words.value(which)
         tflops = [cell["tflops"][which] for cell in attention]
-        over_flash = [found[PLAIN] / found[FLASH] for found in tflops if FLASH in found]
+        over_flash = [by_name[PLAIN] / by_name[FLASH] for by_name in tflops if FLASH in by_name]
         yield from _goal(f"ReLU over {FLASH}, {said}, {size}", over_flash, at_least=OVER_FLASH, unit="×")
         wide = [cell["tflops"][which][PLAIN] for cell in attention if cell["cell"]["head_dim"] == 128]
         title = f"ReLU, {said}, {size}, heads of 128 (Triton's sigmoid attention: {sigmoid})"
@@ -237,8 +237,8 @@ def _checks(cells: Sequence[Result]) -> list[str]:
             low, high = cell["p10_p90_ms"][which][PLAIN]
             share = f"{100 * cell['tflops'][which][PLAIN] / limit:.0f} %"
             rows.append([size, _words(limit), share, f"{low:.3g}–{high:.3g}", _words(clock)])
-            found = cell.get("errors", {}).get(WITH_STATISTICS, {})
-            errors.append([size, *(_words(found.get(name)) for name in ("output", "S", "T"))])
+            error_of = cell.get("errors", {}).get(WITH_STATISTICS, {})
+            errors.append([size, *(_words(error_of.get(name)) for name in ("output", "S", "T"))])
     if not rows:
         return []
     header = ("pass and size", "product, TFLOP/s", "ReLU of it", "ReLU, P10–P90, ms", "clock, MHz")

@@ -43,20 +43,30 @@ def tune(kernel: str, head_dim: int, statistics: str) -> dict[str, Any]:
     """Milliseconds of the kernel with the package's own tiles, and with the five best; what did not run, by its
     reason."""
     own = tile_sizes(kernel, torch.empty(1, 1, LENGTH, head_dim, **OF_KIND), statistics != "none")
-    found, failed = {}, {}
+    milliseconds_of, failed = {}, {}
     for tiles in dict.fromkeys((own, *TILES)):
         name = str(tuple(tiles))
         try:
-            found[name] = milliseconds(kernel, runner(kernel, head_dim, statistics, tiles))
+            milliseconds_of[name] = milliseconds(kernel, runner(kernel, head_dim, statistics, tiles))
         except Exception as error:
             if "CUDA error" in str(error):
                 raise
             failed[name] = f"{type(error).__name__}: {str(error)[:80]}"
-    best = sorted(found, key=found.__getitem__)[:5]
+    best = sorted(milliseconds_of, key=milliseconds_of.__getitem__)[:5]
     if not best:
         raise RuntimeError(f"no tiles ran: {failed}")
-    named = {"own": str(tuple(own)), "own_ms": found.get(str(tuple(own))), "best": best[0], "best_ms": found[best[0]]}
-    return {**named, "next": {name: found[name] for name in best[1:]}, "tried": len(found), "left_out": failed}
+    named = {
+        "own": str(tuple(own)),
+        "own_ms": milliseconds_of.get(str(tuple(own))),
+        "best": best[0],
+        "best_ms": milliseconds_of[best[0]],
+    }
+    return {
+        **named,
+        "next": {name: milliseconds_of[name] for name in best[1:]},
+        "tried": len(milliseconds_of),
+        "left_out": failed,
+    }
 
 
 def runner(kernel: str, head_dim: int, statistics: str, tiles: Tiles) -> Callable[[], None]:
@@ -70,7 +80,7 @@ def runner(kernel: str, head_dim: int, statistics: str, tiles: Tiles) -> Callabl
     specification = Specification(row_scale=row_scale, scale=head_dim**-0.5, statistics=statistics)
     call = triton_forward if kernel == "forward" else partial(triton_backward, inputs.pop(), *gains)
 
-    triton_launch.tile_sizes = lambda name, *given: tiles if name == kernel else tile_sizes(name, *given)
+    triton_launch.tile_sizes = lambda name, *arguments: tiles if name == kernel else tile_sizes(name, *arguments)
     triton_launch._plan_of.cache_clear()  # which hold those of before
     return lambda: call(*inputs[:3], specification)
 

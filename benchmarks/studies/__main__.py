@@ -38,10 +38,10 @@ def _run(arguments: Sequence[str]) -> int:
     studies = {name: load_study(name) for name in options.study or study_names()}
     studies = dict(sorted(studies.items(), key=lambda named: named[1].position))
     places = Places.of(size, options.runs, options.results, options.gpu)
-    found = tasks_by_study(studies, load_rows(size), places, only=options.only, seeds=options.seed)
+    by_study = tasks_by_study(studies, load_rows(size), places, only=options.only, seeds=options.seed)
     if options.list:
-        return _list(studies, found, with_rows=bool(options.study or options.only))
-    tasks = {(task.row.key, task.seed): task for of_study in found.values() for task in of_study}
+        return _list(studies, by_study, with_rows=bool(options.study or options.only))
+    tasks = {(task.row.key, task.seed): task for of_study in by_study.values() for task in of_study}
     in_order = sorted(tasks.values(), key=lambda task: task.seed)  # one seed of everything before a second of anything
     before = signal.signal(signal.SIGTERM, _stop)
     try:
@@ -57,8 +57,8 @@ def _stop(number: int, frame: Any) -> None:
     raise TrainingStopped("the rows that were being trained save and stop; the same command goes on with them")
 
 
-def _list(studies: Mapping[str, Study], found: Mapping[str, Sequence[Task]], *, with_rows: bool) -> int:
-    for name, tasks in found.items():
+def _list(studies: Mapping[str, Study], by_study: Mapping[str, Sequence[Task]], *, with_rows: bool) -> int:
+    for name, tasks in by_study.items():
         finished = sum(state_of(task) == "finished" for task in tasks)
         title = textwrap.shorten(studies[name].title, 66, placeholder=" …")
         print(f"{name:<17} {finished:>2} of {len(tasks):>2} rows   {title}")

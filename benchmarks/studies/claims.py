@@ -103,14 +103,14 @@ def _kind(claim: Claim, study: Study) -> str:
 
 
 def _expanded(claim: Claim, outcomes: Mapping[str, Outcome]) -> list[Claim]:
-    given = [getattr(claim, name) for name in _NAMES]
-    names = [name for each in given for name in (each if isinstance(each, list) else [each]) if name]
+    fields = [getattr(claim, name) for name in _NAMES]
+    names = [name for each in fields for name in (each if isinstance(each, list) else [each]) if name]
     template = next((name for name in names if "{" in name), None)
     if template is None:
         return [claim]
     rows = [(name, outcome.entry.row.values) for name, outcome in outcomes.items() if outcome.entry.row is not None]
-    found = [values for name, values in rows if row_of_line(template, values) == name]
-    return [_filled(claim, template, values) for values in found] or [claim]
+    matching = [values for name, values in rows if row_of_line(template, values) == name]
+    return [_filled(claim, template, values) for values in matching] or [claim]
 
 
 def _filled(claim: Claim, template: str, values: Mapping[str, Any]) -> Claim:

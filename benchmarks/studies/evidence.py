@@ -69,8 +69,8 @@ def _catalogue() -> Catalogue:
 def results_of(pair: Pair) -> tuple[Results, Results]:
     """Of theirs and of ours, of each seed that both were trained with."""
     both = [[read_result(task) for task in tasks] for tasks in _tasks(pair)]
-    found = [results for results in both if all(results)]
-    theirs, ours = zip(*found, strict=True) if found else ((), ())
+    complete = [results for results in both if all(results)]
+    theirs, ours = zip(*complete, strict=True) if complete else ((), ())
     return theirs, ours
 
 
@@ -88,20 +88,20 @@ def comparison(pair: Pair) -> Comparison | None:
     return compare_means(STATISTICS[pair.score], *([result[pair.score] for result in side] for side in (ours, theirs)))
 
 
-def how_sure(found: Comparison) -> str:
+def how_sure(comparison: Comparison) -> str:
     """Of three seeds, the 95 % interval; of one or two, the p-value of the test set, and of two what both seeds say."""
-    seeds = SEEDS_IN_WORDS[len(found.each)]
-    if found.items < FEWEST_ITEMS:
-        return f"{seeds}; {found.noise}"
-    if found.has_seeds:
-        low, high = found.interval(95)
-        noise = ": within the noise" if found.noise else ""
+    seeds = SEEDS_IN_WORDS[len(comparison.each)]
+    if comparison.items < FEWEST_ITEMS:
+        return f"{seeds}; {comparison.noise}"
+    if comparison.has_seeds:
+        low, high = comparison.interval(95)
+        noise = ": within the noise" if comparison.noise else ""
         return f"{seeds}, 95 % interval {signed(low)} to {signed(high)}{noise}"
-    if len(found.each) > 1:
-        seeds += " that differ too much" if found.seeds_disagree else " that agree"
-    test_set = ", inconclusive" if found.p_value >= SIGNIFICANT else ""
-    alone = "these models" if len(found.each) > 1 else "this pair"
-    return f"{seeds}; for {alone} alone {p_in_words(found.p_value)}{test_set}"
+    if len(comparison.each) > 1:
+        seeds += " that differ too much" if comparison.seeds_disagree else " that agree"
+    test_set = ", inconclusive" if comparison.p_value >= SIGNIFICANT else ""
+    alone = "these models" if len(comparison.each) > 1 else "this pair"
+    return f"{seeds}; for {alone} alone {p_in_words(comparison.p_value)}{test_set}"
 
 
 def signed(number: float, digits: int = 2) -> str:
@@ -131,15 +131,15 @@ def _line(pair: Pair) -> list[str]:
     if not ours:
         return [pair.task, "–", "–", NOT_TRAINED, "–", "–", "–"]
     updates = dict.fromkeys(f"{spent(result)[0]:,}" for results in zip(theirs, ours, strict=True) for result in results)
-    found = comparison(pair)
-    difference, sure = ("–", SEEDS_IN_WORDS[len(ours)]) if found is None else (_each(found), how_sure(found))
+    compared = comparison(pair)
+    difference, sure = ("–", SEEDS_IN_WORDS[len(ours)]) if compared is None else (_each(compared), how_sure(compared))
     scores = [_scores(pair.score, side) for side in (theirs, ours)]
     return [pair.task, *scores, difference, sure, " and ".join(updates), _core_seconds(pair)]
 
 
-def _each(found: Comparison) -> str:
-    each = f" ({', '.join(map(signed, found.each))})" if len(found.each) > 1 else ""
-    return signed(found.difference) + each
+def _each(comparison: Comparison) -> str:
+    each = f" ({', '.join(map(signed, comparison.each))})" if len(comparison.each) > 1 else ""
+    return signed(comparison.difference) + each
 
 
 def _scores(score: str, results: Results) -> str:

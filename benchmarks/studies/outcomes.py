@@ -79,8 +79,8 @@ def value(figure: Figure, outcome: Outcome, seed: int | None = None) -> float | 
         file = Path(figure.file)
         content = read_json(file) if file.is_file() else {}
     name = outcome.entry.name
-    found = select(content or {}, figure.path.replace("{row}", figure.names.get(name, name)))
-    return found * figure.factor if isinstance(found, (int, float)) else None
+    number = select(content or {}, figure.path.replace("{row}", figure.names.get(name, name)))
+    return number * figure.factor if isinstance(number, (int, float)) else None
 
 
 def compared_with(figure: Figure, outcome: Outcome) -> Outcome | None:
@@ -118,8 +118,8 @@ def _fits(row: Mapping[str, Any], conditions: str) -> bool:
     """Whether a row of a table has all the values, `layer=all,p_percent=0.2`; numbers are compared as numbers."""
     for condition in conditions.split(","):
         name, _, text = condition.partition("=")
-        found = row.get(name)
-        if found is None or (str(found) != text and found != _number(text)):
+        cell = row.get(name)
+        if cell is None or (str(cell) != text and cell != _number(text)):
             return False
     return True
 

@@ -130,12 +130,12 @@ def table_of(study: Study, catalogue: Catalogue) -> list[TableRow]:
     """The rows of a study's table, in its order."""
     table = []
     for entry in study.rows:
-        found = {name: row for name, row in catalogue.rows.items() if entry.row in (name, row.family)}
+        rows = {name: row for name, row in catalogue.rows.items() if entry.row in (name, row.family)}
         seeds = tuple(entry.seeds.get(catalogue.size) or study.seeds.get(catalogue.size, [1]))
-        for name, row in found.items():
+        for name, row in rows.items():
             paper = {column: says.get(name) if isinstance(says, dict) else says for column, says in entry.paper.items()}
             table.append(TableRow(name, filled(entry.label, said(row.values)), row, paper, entry.not_here, seeds))
-        if not found:
+        if not rows:
             table.append(_elsewhere(entry))
     return table
 

@@ -39,8 +39,8 @@ class Pictures(Dataset):
     def __init__(self, recipe: Recipe, split: str, config: ReLUFormerVisionConfig, *, training: bool = False) -> None:
         data, self.config = recipe["data"], config
         self.augmentation = (recipe.get("augmentation") or {}) if training else {}
-        if (given := data.get("dataset")) is not None:
-            self.pictures = datasets.load_dataset(given["path"], split=given[split])  # columns "image" and "label"
+        if (dataset := data.get("dataset")) is not None:
+            self.pictures = datasets.load_dataset(dataset["path"], split=dataset[split])  # columns "image" and "label"
             self.labels = np.asarray(self.pictures["label"])
         else:
             self.pictures = read_idx(data[split]["images"], 3)
@@ -52,8 +52,8 @@ class Pictures(Dataset):
         return len(self.labels)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        found, size = self.pictures[index], (self.config.image_size, self.config.image_size)
-        image = Image.fromarray(found) if isinstance(found, np.ndarray) else found["image"]
+        picture, size = self.pictures[index], (self.config.image_size, self.config.image_size)
+        image = Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture["image"]
         image = image.convert("L" if self.config.num_channels == 1 else "RGB")
         if shares := self.augmentation.get("random_resized_crop"):
             image = image.resize(size, Image.Resampling.BILINEAR, box=_random_box(image.size, shares))
@@ -138,7 +138,7 @@ def prepare(recipe: Recipe, folder: Path) -> dict[str, Any]:
         "data_collator": partial(_mixed, alpha=alpha) if alpha else default_data_collator,
         "processing_class": image_processor(config),
         "preprocess_logits_for_metrics": _hits,
-        "compute_metrics": lambda found: accuracies(torch.as_tensor(found.predictions)),
+        "compute_metrics": lambda output: accuracies(torch.as_tensor(output.predictions)),
     }
 
 
@@ -147,8 +147,8 @@ def _hits(logits: Tensor, labels: Tensor) -> Tensor:
     2)."""
     classes = labels.argmax(-1) if labels.ndim == 2 else labels
     numbers = [number for number in (1, TOP) if number == 1 or number < logits.shape[-1]]
-    found = logits.topk(numbers[-1], dim=-1).indices == classes.unsqueeze(-1)
-    return torch.stack([found[:, :number].any(-1) for number in numbers], dim=1)
+    hits = logits.topk(numbers[-1], dim=-1).indices == classes.unsqueeze(-1)
+    return torch.stack([hits[:, :number].any(-1) for number in numbers], dim=1)
 
 
 def accuracies(hits: Tensor) -> dict[str, float]:
@@ -173,9 +173,9 @@ def evaluate(recipe: Recipe, split: str, model: PreTrainedModel, folder: Path) -
     if model.config.problem_type == "single_label_classification":
         measured["calibration_error"] = calibration_error(logits, labels)
     noisy = ((std, _classified(model, loader, std, recipe["training"]["seed"])) for std in settings.get("noise", ()))
-    measured["noise"] = [{"std": std, **accuracies(_hits(found, labels))} for std, found in noisy]
+    measured["noise"] = [{"std": std, **accuracies(_hits(noisy_logits, labels))} for std, noisy_logits in noisy]
     lines = zip(labels.tolist(), logits.argmax(-1).tolist(), strict=True)
-    text = "".join(f"{label}\t{found}\n" for label, found in [("label", "prediction"), *lines])
+    text = "".join(f"{label}\t{predicted}\n" for label, predicted in [("label", "prediction"), *lines])
     (folder / f"predictions.{split}.tsv").write_text(text, encoding="utf-8")
     return measured
 
@@ -195,7 +195,7 @@ def _classified(model: PreTrainedModel, loader: DataLoader, noise: float = 0.0, 
 def calibration_error(logits: Tensor, labels: Tensor) -> float:
     """The expected calibration error (arXiv 1706.04599) in percent: |accuracy − confidence| over `CALIBRATION_BINS`
     bins of equal width, weighted by their pictures. logits: (pictures, classes); labels: (pictures,)."""
-    confidence, found = logits.softmax(-1).max(-1)
+    confidence, predicted = logits.softmax(-1).max(-1)
     bins = (confidence * CALIBRATION_BINS).long().clamp_max(CALIBRATION_BINS - 1)
-    gaps = torch.zeros(CALIBRATION_BINS).index_add_(0, bins, (found == labels).float() - confidence)
+    gaps = torch.zeros(CALIBRATION_BINS).index_add_(0, bins, (predicted == labels).float() - confidence)
     return float(100 * gaps.abs().sum() / len(labels))

@@ -97,7 +97,7 @@ def _name_marks(axes: Axes, *, has_band: bool) -> None:
 
 
 def _points(plot: Plot, name: str, study: Study, outcomes: Mapping[str, Outcome]) -> Seeds:
-    """The figures of all seeds by their place on the axis, in its order."""
+    """The figures of all seeds by their position on the axis, in its order."""
     by_x: Seeds = {}
     for own_name, outcome in outcomes.items():
         row = outcome.entry.row
@@ -113,15 +113,15 @@ def _points(plot: Plot, name: str, study: Study, outcomes: Mapping[str, Outcome]
 
 def _level(plot: Plot, name: str, study: Study, outcomes: Mapping[str, Outcome]) -> list[float]:
     """The figures of a row's seeds."""
-    found = [value(study.figures[plot.y], outcomes[name], seed) for seed in outcomes[name].results]
-    return [figure for figure in found if figure is not None]
+    figures = [value(study.figures[plot.y], outcomes[name], seed) for seed in outcomes[name].results]
+    return [figure for figure in figures if figure is not None]
 
 
 def _of_seed(plot: Plot, study: Study, outcome: Outcome, seed: int) -> Points:
     if plot.table is not None:
         rows = select(outcome.results[seed], plot.table) or []
-        places = [row for row in rows if isinstance(row.get(plot.x), (int, float)) and row.get(plot.y) is not None]
-        points = [(float(row[plot.x]), float(row[plot.y])) for row in places]
+        complete = [row for row in rows if isinstance(row.get(plot.x), (int, float)) and row.get(plot.y) is not None]
+        points = [(float(row[plot.x]), float(row[plot.y])) for row in complete]
         return [point for point in points if plot.x_max is None or point[0] <= plot.x_max]
     y = value(study.figures[plot.y], outcome, seed)
     is_measured = plot.x in study.figures

@@ -117,16 +117,16 @@ def write_reproduction(
         lines += ["", f"## {SIZE_TITLES[size]}", ""]
         loaded = [(name, at_size(study, size)) for name, study in everywhere]
         catalogue, places = load_rows(size, studies), Places.of(size, runs, results)
-        found = {name: outcomes_of(study, catalogue, places) for name, study in loaded}
-        if size != sizes[0] and not any(outcome.results for of in found.values() for outcome in of.values()):
+        outcomes = {name: outcomes_of(study, catalogue, places) for name, study in loaded}
+        if size != sizes[0] and not any(outcome.results for of in outcomes.values() for outcome in of.values()):
             train = f"`python -m benchmarks.studies --size {size}` trains them; the tests check their recipes."
             lines.append(f"No row was run. {train}")
             continue
-        verdicts = {name: judge(study, found[name]) for name, study in loaded}
+        verdicts = {name: judge(study, outcomes[name]) for name, study in loaded}
         lines += _tally(loaded, verdicts)
         lines.append(_HOW_TO_READ.format(samples=f"{SAMPLES:,}", fewest=FEWEST_ITEMS, learned=LEARNED))
         for name, study in loaded:
-            lines += _study(name, study, found[name], verdicts[name], path, size)
+            lines += _study(name, study, outcomes[name], verdicts[name], path, size)
     path.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
     return path
 
@@ -228,8 +228,8 @@ def _scored_on(study: Study, outcomes: Mapping[str, Outcome]) -> list[str]:
                 key = (label, kind.items, corpus_of(result["recipe"]), measured["signature"])
                 counts.setdefault(key, set()).add(len(kind.rows(measured)))
     sentences = [
-        f"{label}: {_in_words([f'{count:,}' for count in sorted(found)], 'or')} {items} of `{corpus}`, `{signature}`."
-        for (label, items, corpus, signature), found in sorted(counts.items())
+        f"{label}: {_in_words([f'{count:,}' for count in sorted(lengths)], 'or')} {items} of `{corpus}`, `{signature}`."
+        for (label, items, corpus, signature), lengths in sorted(counts.items())
     ]
     machines = [machine for result in results if (machine := select(result, "training.machine"))]
     names = sorted({", ".join(machine.get("accelerators") or [machine["cpu"]]) for machine in machines})

@@ -68,7 +68,7 @@ def tasks_by_study(
     Raises:
         UserError: `only` names a row that none of the studies has at this size.
     """
-    found: dict[str, list[Task]] = {}
+    by_study: dict[str, list[Task]] = {}
     known: dict[str, Row] = {}
     for name, study in studies.items():
         table = {entry.name: entry for entry in table_of(study, catalogue) if entry.row is not None}
@@ -80,20 +80,20 @@ def tasks_by_study(
         tasks = [Task(rows[own], seed, places) for own in wanted for seed in seeds or seeds_of[own]]
         if wanted or not only:
             once = {(task.row.key, task.seed): task for task in tasks}
-            found[name] = sorted(once.values(), key=lambda task: task.seed)
+            by_study[name] = sorted(once.values(), key=lambda task: task.seed)
     if unknown := [row for row in only if row not in known]:
         choose = "`--list` names the studies" if len(studies) > 1 else f"choose of {', '.join(known) or 'none'}"
         raise UserError(f"--only: no row {unknown[0]!r} at size {catalogue.size}; {choose}")
-    return found
+    return by_study
 
 
 def _with_rows_before(rows: Mapping[str, Row]) -> dict[str, Row]:
     """The rows and, after them, all that went before these, by name."""
-    found = dict(rows)
+    all_rows = dict(rows)
     for row in rows.values():
         while (row := row.start) is not None:
-            found.setdefault(row.name, row)
-    return found
+            all_rows.setdefault(row.name, row)
+    return all_rows
 
 
 @dataclass
@@ -214,8 +214,8 @@ def analysis_commands(task: Task, wanted: Sequence[str]) -> list[list[str]]:
         folder = task.analysis_folder / f"{'sentences' if documents else 'text'}-{lines or 'all'}"
         inputs = (_sentences if documents else _inputs)(task, lines or None, folder)
         names = [analysis.what for analysis in group]
-        given = ["--model", str(task.run_folder), *inputs, "--output", str(task.analysis_folder)]
-        commands.append(["reluformer", "analyze", "--what", *names, *given])
+        options = ["--model", str(task.run_folder), *inputs, "--output", str(task.analysis_folder)]
+        commands.append(["reluformer", "analyze", "--what", *names, *options])
     return commands
 
 
@@ -264,13 +264,13 @@ def _beginning(task: Task, state: str, commands: Sequence[list[str]]) -> str:
 
 def _with_starts(tasks: Sequence[Task]) -> list[Task]:
     """The tasks, and before those that are not over the tasks that they start from; each once."""
-    found: dict[Path, Task] = {}
+    by_folder: dict[Path, Task] = {}
     for task in tasks:
         if task.start is not None and state_of(task) in ("missing", "begun"):
             for before in _with_starts([task.start]):
-                found[before.run_folder] = before  # instead of the same without `model_needed`
-        found.setdefault(task.run_folder, task)
-    return list(found.values())
+                by_folder[before.run_folder] = before  # instead of the same without `model_needed`
+        by_folder.setdefault(task.run_folder, task)
+    return list(by_folder.values())
 
 
 def start(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:

@@ -102,7 +102,7 @@ def _bleu_of(sums: np.ndarray) -> np.ndarray:
 def accuracy_statistics(predictions: Path, split: str) -> dict[str, Any]:
     """Accuracy of a file of predictions, in percent; `right` holds a bit for each picture, in hexadecimal digits."""
     rows = [line.split("\t") for line in predictions.read_text(encoding="utf-8").splitlines()[1:]]
-    right = np.array([label == found for label, found in rows])
+    right = np.array([label == predicted for label, predicted in rows])
     head = _head("accuracy", split, 100 * float(right.mean()), (label for label, _ in rows))
     return {**head, "pictures": len(rows), "right": np.packbits(right).tobytes().hex()}
 
@@ -166,7 +166,10 @@ STATISTICS = {
         "accuracy", "points", "pictures", _accuracy_rows, lambda sums: 100 * sums[..., 0] / sums[..., 1]
     ),
     "perplexity": Statistic(
-        *("perplexity", "perplexity", "documents", _perplexity_rows),
+        "perplexity",
+        "perplexity",
+        "documents",
+        _perplexity_rows,
         lambda sums: np.exp(sums[..., 0] / sums[..., 1]),
         True,
     ),

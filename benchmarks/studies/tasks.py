@@ -204,7 +204,7 @@ def _start(start: Task) -> dict[str, Any]:
 def _analyses(task: Task) -> dict[str, Any]:
     """What `reluformer analyze` wrote, by what it measured, without definitions and single heads; wanted pictures are
     copied beside the result."""
-    found = {}
+    analyses = {}
     for analysis in task.row.analyses:
         for picture in (
             each for name in analysis.pictures for each in task.analysis_folder.glob(f"{analysis.what}/{name}")
@@ -213,11 +213,11 @@ def _analyses(task: Task) -> dict[str, Any]:
             shutil.copyfile(picture, task.pictures_folder / picture.name)
         path = task.analysis_folder / f"{analysis.what}.json"
         if path.is_file():
-            content = found[analysis.what] = read_json(path)
+            content = analyses[analysis.what] = read_json(path)
             content.pop("definitions", None)
             if isinstance(content.get("table"), list):
                 content["table"] = [row for row in content["table"] if row.get("head", "all") in ("all", None)]
-    return dict(sorted(found.items()))
+    return dict(sorted(analyses.items()))
 
 
 def _scores(folder: Path, recipe: Mapping[str, Any]) -> dict[str, Any]:

@@ -67,18 +67,18 @@ def documents(data: Mapping[str, Any], split: str) -> Iterator[Document]:
 def split_of(name: str, shares: Mapping[str, Any]) -> str:
     """The split of a document, by its name and the seed alone: it stays there where others come or go."""
     seeded = f"{shares.get('seed', 0)}:{name}".encode("utf-8", "surrogateescape")
-    place, test = int.from_bytes(hashlib.blake2b(seeded, digest_size=8).digest()) / 2**64, shares.get("test", 0.0)
-    if place < test:
+    share, test = int.from_bytes(hashlib.blake2b(seeded, digest_size=8).digest()) / 2**64, shares.get("test", 0.0)
+    if share < test:
         return "test"
-    return "validation" if place < test + shares.get("validation", 0.0) else "train"
+    return "validation" if share < test + shares.get("validation", 0.0) else "train"
 
 
 def _read(source: Mapping[str, Any]) -> Iterator[tuple[str, bytes | str]]:
     if packages := source.get("packages"):
         yield from ((name, path.read_bytes()) for name, path in package_files(packages).items())
-    elif given := source.get("dataset"):
-        rows = datasets.load_dataset(given["path"], split=given["split"])
-        yield from ((str(number), text) for number, text in enumerate(rows[given["column"]]))
+    elif dataset := source.get("dataset"):
+        rows = datasets.load_dataset(dataset["path"], split=dataset["split"])
+        yield from ((str(number), text) for number, text in enumerate(rows[dataset["column"]]))
     else:
         lines = zip(_lines(source["documents"]), _lines(source["paths"]), strict=True)
         for name, rows in groupby(lines, itemgetter(0)):
@@ -103,13 +103,13 @@ def package_files(packages: Mapping[str, Any]) -> dict[str, Path]:
         file, here = STUDIES_FOLDER / BASES / listed, {f"{each.name}=={each.version}" for each in distributions()}
         if missing := set(file.read_text(encoding="utf-8").split()) - here:
             raise UserError(f"data.corpus: needs {', '.join(sorted(missing))}; pip install -r {file}")
-    excluded, found = set(packages.get("exclude", ())), {}
+    excluded, paths = set(packages.get("exclude", ())), {}
     for name in packages["names"]:
         installed = distribution(name)
         for file in installed.files or ():
             if file.suffix == ".py" and ".." not in file.parts and excluded.isdisjoint(file.parts[:-1]):
-                found[file.as_posix()] = Path(str(installed.locate_file(file)))
-    return dict(sorted(found.items()))
+                paths[file.as_posix()] = Path(str(installed.locate_file(file)))
+    return dict(sorted(paths.items()))
 
 
 def train_byte_tokenizer(texts: Iterator[str], *, vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:

@@ -184,8 +184,8 @@ def set_gamma(model: torch.nn.Module, pairs: Iterable[dict[str, Tensor]], row_su
         sums.clear()
         for pair in pairs:
             model(**{name: ids[None] for name, ids in pair.items()})
-        for part, found in sums.items():
-            part.log_gamma += torch.log(torch.cat(found, -1).mean((0, 2)) / row_sum)
+        for part, row_sums in sums.items():
+            part.log_gamma += torch.log(torch.cat(row_sums, -1).mean((0, 2)) / row_sum)
     return {name: part.log_gamma.exp().tolist() for name, part in attentions.items()}
 
 

@@ -124,5 +124,5 @@ def test_threads_of_a_cell_are_set_for_it_alone(tmp_path):
 def test_flex_attention_computes_relu_attention():
     case = attention.AttentionCase(1, 2, 33, 16, torch.float32, causal=False, backward=False)
     inputs = attention.random_inputs(case, seed=0)
-    step = attention.inference_step(attention.flex_relu(case, inputs, compiled=False), inputs.leaves)
+    step = attention.inference_step(attention.flex_relu(case, inputs, torch_compile=False), inputs.leaves)
     assert attention.error(inputs, step) < 1e-5
