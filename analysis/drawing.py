@@ -230,7 +230,8 @@ def draw_cells(axes: Axes, weights: Tensor, scale: ScalarMappable, hidden: Tenso
 def name_cells(figure: Figure, *, is_hidden: bool) -> None:
     """A legend at the foot of the figure for the cells that the colour bar does not name."""
     marks = [Patch(facecolor=ZERO, edgecolor=GREY, linewidth=0.6, label="exactly 0")]
-    marks += [Patch(facecolor=HIDDEN, label="hidden from the query")] * is_hidden
+    if is_hidden:
+        marks.append(Patch(facecolor=HIDDEN, label="hidden from the query"))
     figure.legend(handles=marks, loc="outside lower right", ncols=len(marks), frameon=False, fontsize=9)
 
 

@@ -69,7 +69,11 @@ def _run(arguments: list[str]) -> int:
         package = (error.name or "").partition(".")[0]
         if package in ("", "reluformer"):
             raise
-        extra = "space" if verb == "space" else "onnx" if package.startswith("onnx") else "train"
+        extra = "train"
+        if verb == "space":
+            extra = "space"
+        elif package.startswith("onnx"):
+            extra = "onnx"
         raise UserError(
             f"{verb}: needs the package {package!r}, which is not installed; pip install 'reluformer[{extra}]' brings "
             "what the command needs"

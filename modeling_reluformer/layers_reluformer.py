@@ -150,7 +150,9 @@ def attention_visibility(
         fits = shape[0] in (1, batch) and shape[1:] == (1, queries, keys)
         fits = fits and attention_mask.dtype == torch.bool and segments[0] is None
     else:
-        written = keys if not causal else query_offset + queries if isinstance(query_offset, int) else 0
+        written = keys
+        if causal:
+            written = query_offset + queries if isinstance(query_offset, int) else 0
         fits = len(shape) == 2 and shape[0] == batch and written <= shape[1] <= keys
     if not fits:
         raise ValueError(

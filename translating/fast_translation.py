@@ -126,7 +126,11 @@ def _reason_against_modules(model: PreTrainedModel) -> str | None:
         return f"attn_implementation={model.config._attn_implementation!r}"
     for name, module in model.named_modules():
         is_linear, is_norm = name.endswith(("_proj", ".fc1", ".fc2", "lm_head")), name.endswith("_layer_norm")
-        wanted = nn.Linear if is_linear else nn.LayerNorm if is_norm else type(module)
+        wanted = type(module)
+        if is_linear:
+            wanted = nn.Linear
+        elif is_norm:
+            wanted = nn.LayerNorm
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
         if not all(hasattr(hook, "only_in_training") for hook in hooks) or type(module) is not wanted:
             return f"{name} is a {type(module).__name__}, perhaps with hooks"

@@ -200,7 +200,8 @@ class _Case:
         values = [self._values(seed) for seed in seeds]
         if any(None in of_seed for of_seed in values):
             return PENDING, f"{figure.label} was not measured"
-        updates = dict.fromkeys(spent(result)[0] for result in (*(each for of in results for each in of), *others))
+        compared = [result for of_row in results for result in of_row] + others
+        updates = dict.fromkeys(spent(result)[0] for result in compared)
         if len(updates) > 1 and not (claim.of_updates or claim.per_compute):
             return UNDECIDED, f"trained for {' and '.join(f'{number:,}' for number in updates)} updates"
         means = [fmean(of_row) for of_row in zip(*values, strict=True)]

@@ -118,7 +118,9 @@ def write_reproduction(
         loaded = [(name, at_size(study, size)) for name, study in everywhere]
         catalogue, places = load_rows(size, studies), Places.of(size, runs, results)
         outcomes = {name: outcomes_of(study, catalogue, places) for name, study in loaded}
-        if size != sizes[0] and not any(outcome.results for of in outcomes.values() for outcome in of.values()):
+        if size != sizes[0] and not any(
+            outcome.results for of_study in outcomes.values() for outcome in of_study.values()
+        ):
             train = f"`python -m benchmarks.studies --size {size}` trains them; the tests check their recipes."
             lines.append(f"No row was run. {train}")
             continue

@@ -65,7 +65,9 @@ def split_of_number(number: int) -> str:
     if number in BASIC_NUMBERS:
         return "train"
     bucket = hashlib.blake2b(str(number).encode(), digest_size=1).digest()[0]
-    return "test" if bucket < 13 else "validation" if bucket < 26 else "train"
+    if bucket < 13:
+        return "test"
+    return "validation" if bucket < 26 else "train"
 
 
 def _draws(generator: np.random.Generator) -> Iterator[tuple[str, int, int]]:

@@ -35,7 +35,9 @@ def has_bfloat16(features: Set[str] | None = None) -> bool:
 
 def precision_of(training: Any) -> str:
     """The type of matrix products under these training arguments: "bfloat16", "float16" or "float32"."""
-    return "bfloat16" if training.bf16 else "float16" if training.fp16 else "float32"
+    if training.bf16:
+        return "bfloat16"
+    return "float16" if training.fp16 else "float32"
 
 
 def warn_of_slow_bfloat16(training: Any) -> None:
