@@ -610,49 +610,55 @@ def run_layers(
     self-attention.
     """
     layers = list(layers)
-    kinds = [context] if cross_context is None else [context, cross_context]
-    rows: list[list[tuple[Tensor | None, Tensor | None]]] = [[] for _ in kinds]
+    contexts = [context] if cross_context is None else [context, cross_context]
+    # S and T of every module: first those of all self-attentions, then those of all cross-attentions
+    statistics: list[list[tuple[Tensor | None, Tensor | None]]] = [[] for _ in contexts]
     norms = []
     for index, layer in enumerate(layers):
-        self_context, *others = [each.for_module(kind * len(layers) + index) for kind, each in enumerate(kinds)]
+        self_context, *others = [each.for_module(kind * len(layers) + index) for kind, each in enumerate(contexts)]
         source = [encoder_hidden_states, *others] if others else []
-        hidden_states, layer_norms, *statistics = layer(hidden_states, self_context, *source, **options)
+        hidden_states, layer_norms, *sums = layer(hidden_states, self_context, *source, **options)
         norms.append(layer_norms)
-        sums_of_attentions = zip(statistics[::2], statistics[1::2], strict=True)  # S and T of each
-        for of_kind, sums_of_attention in zip(rows, sums_of_attentions, strict=True):
-            of_kind.append(sums_of_attention)
-    sums = [_sums_of_kind(each, of_kind) for each, of_kind in zip(kinds, rows, strict=True)]
-    return hidden_states, join_sums(sums), join_sums(norms)
+        for of_kind, of_module in zip(statistics, zip(sums[::2], sums[1::2], strict=True), strict=True):
+            of_kind.append(of_module)
+    return hidden_states, _sums_of_modules(contexts, statistics), join_sums(norms)
 
 
-def _sums_of_kind(context: AttentionContext, rows: Sequence[tuple[Tensor | None, Tensor | None]]) -> Tensor | None:
-    """`module_sums` of the modules of one kind of attention, which share their shape and are computed at once,
-    (modules, 5).
+def _sums_of_modules(
+    contexts: Sequence[AttentionContext], statistics: Sequence[Sequence[tuple[Tensor | None, Tensor | None]]]
+) -> Tensor | None:
+    """`module_sums` of all modules of a stack at once, (modules, 5): the rows of S and T have one shape.
 
-    rows: S and T of each module, None where they were not wanted; the sums of such a module are 0. None where no
-    statistics were wanted at all.
+    statistics: for each context, (S, T) of each of its modules, None where they were not wanted; the sums of such a
+    module are 0. None where no statistics were wanted at all.
     """
-    if context.measured is None or context.measured.statistics == "none":
+    measured = contexts[0].measured
+    if measured is None or measured.statistics == "none":
         return None
-    taken = [index for index, (row_sum, _) in enumerate(rows) if row_sum is not None]
+    visible_keys = contexts[0].visible_keys
+    modules = [(*sums, each) for each, of_kind in zip(contexts, statistics, strict=True) for sums in of_kind]
+    taken = [index for index, (row_sum, _, _) in enumerate(modules) if row_sum is not None]
     if not taken:
-        return context.visible_keys.new_zeros(len(rows), 5)
-    device = rows[taken[0]][0].device
+        return visible_keys.new_zeros(len(modules), 5)
+    row_sums, row_sum_logs, of_modules = zip(*(modules[index] for index in taken), strict=True)
+    device = row_sums[0].device
 
     def stacked(parts: Iterable[Tensor]) -> Tensor:
         return torch.stack([part.to(device) for part in parts])
 
-    has_entropy = rows[taken[0]][1] is not None
+    row_weight = measured.row_weight.to(device)
+    if len(contexts) > 1:  # n_i of cross-attention are others
+        visible_keys = stacked(each.visible_keys.expand_as(row_weight) for each in of_modules)
     sums = module_sums(
-        stacked(rows[index][0] for index in taken),
-        stacked(rows[index][1] for index in taken) if has_entropy else None,
-        context.visible_keys.to(device),
-        context.measured.row_weight.to(device),
-        entropy_margin=context.entropy_margin,
+        stacked(row_sums),
+        None if row_sum_logs[0] is None else stacked(row_sum_logs),
+        visible_keys.to(device),
+        row_weight,
+        entropy_margin=contexts[0].entropy_margin,
     )
-    if len(taken) == len(rows):
+    if len(taken) == len(modules):
         return sums
-    return sums.new_zeros(len(rows), 5).index_copy(0, torch.tensor(taken, device=device), sums)
+    return sums.new_zeros(len(modules), 5).index_copy(0, torch.tensor(taken, device=device), sums)
 
 
 # What Transformers names like this is part of the input: without it the result is another one.

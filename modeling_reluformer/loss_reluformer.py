@@ -124,8 +124,8 @@ def module_sums(
     launches.
 
     row_sum, row_sum_log: S and T, ([modules,] batch, heads, queries); T None where the entropy was not asked for.
-    visible_keys: n_i, (batch, queries). row_weight: (batch, queries), 0 for rows that are padding; for the loss, see
-        `row_weights`.
+    visible_keys: n_i, ([modules,] batch, queries). row_weight: (batch, queries), 0 for rows that are padding; for the
+        loss, see `row_weights`.
 
     Returns:
         ([modules,] 5): the weighted sum of Eq. 7 over the rows (mean over the heads); then, over the real rows, the
@@ -141,7 +141,7 @@ def module_sums(
         penalty = entropy_sum = row_sum.new_zeros(row_sum.shape[:-3])
     else:
         entropy = row_entropy(row_sum, row_sum_log)
-        penalty = row_penalty(row_sum, entropy, visible_keys.unsqueeze(1), entropy_margin)
+        penalty = row_penalty(row_sum, entropy, visible_keys.unsqueeze(-2), entropy_margin)
         penalty = over_rows(penalty, row_weight.to(penalty.dtype))
         entropy_sum = over_rows(entropy.detach(), real)
     row_sums, dead = over_rows(row_sum.detach(), real), over_rows((row_sum == 0).to(row_sum.dtype), real)
