@@ -13,6 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache, EncoderDecoderCache, MarianConfig, MarianMTModel
 
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
+from reluformer.modeling_reluformer import layers_reluformer
+from reluformer.modeling_reluformer.loss_reluformer import module_sums
 
 from ..conftest import random_tokens
 
@@ -102,3 +104,16 @@ def test_a_layer_launches_no_more_kernels_than_marians_and_calls_hardly_more_of_
 def test_a_layer_that_decodes_a_token_launches_only_what_it_computes():
     """Linear layers, attentions, norms, sums with the residual, ReLU, and keys and values into the cache."""
     assert a_layer(ours, decoding)[0] == 8 + 2 + 3 + 3 + 1 + 2
+
+
+def test_the_rows_of_all_attentions_of_a_stack_are_summed_at_once(monkeypatch):
+    """Those of the decoder's self- and cross-attentions together: 60 kernels fewer in a step of training."""
+    shapes = []
+
+    def counted(row_sum, *args, **options):
+        shapes.append(tuple(row_sum.shape))
+        return module_sums(row_sum, *args, **options)
+
+    monkeypatch.setattr(layers_reluformer, "module_sums", counted)
+    training(ours(3))()
+    assert shapes == [(3, 2, 2, 9), (6, 2, 2, 7)]
