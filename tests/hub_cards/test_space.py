@@ -3,10 +3,13 @@
 What its scripts compute is in test_page_scripts.py.
 """
 
+import hashlib
+import io
 import json
 import random
 import re
 import shutil
+import tarfile
 import urllib.request
 from functools import partial
 from importlib import import_module
@@ -182,6 +185,23 @@ def test_another_archive_than_the_known_one_is_refused(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"onnxruntime-web-.*\.tgz: cannot be fetched .*; the page needs it once"):
         space.cached_libraries()
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_of_an_archive_only_what_the_page_needs_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    archive = tmp_path / "runtime.tgz"
+    with tarfile.open(archive, "w:gz") as packed:
+        for name in ("dist/run.js", "README.md"):
+            member = tarfile.TarInfo(f"package/{name}")
+            member.size = len(name)
+            packed.addfile(member, io.BytesIO(name.encode()))
+    sha256 = hashlib.sha256(archive.read_bytes()).hexdigest()
+    monkeypatch.setattr(space, "LIBRARIES", {"runtime/-/runtime-1.tgz": (sha256, ("dist/run.js",))})
+    fetch = urllib.request.urlopen
+    monkeypatch.setattr(torch.hub, "urlopen", lambda request: fetch(archive.as_uri()))
+    folder = space.cached_libraries()
+    assert folder == space.library_folder() and folder.name == "runtime-1"
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {"run.js": "dist/run.js"}
 
 
 def learned(tokenizer):

@@ -121,6 +121,10 @@ def _of_values(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
             yield "constant", _with(node, value=value - 1)
 
 
+# Functions whose result does not depend on the order of their arguments.
+_SYMMETRIC = ("min", "max", "std::min", "std::max")
+
+
 def _of_calls(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
     match node:
         case ast.Call(args=arguments, keywords=keywords):
@@ -128,7 +132,7 @@ def _of_calls(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
                 yield "argument left out", _with(node, keywords=[*keywords[:index], *keywords[index + 1 :]])
             if arguments:
                 yield "argument left out", _with(node, args=arguments[:-1])
-            if len(arguments) > 1:
+            if len(arguments) > 1 and ast.unparse(node.func) not in _SYMMETRIC:
                 yield "argument swapped", _with(node, args=[arguments[1], arguments[0], *arguments[2:]])
 
 
@@ -220,11 +224,12 @@ def _of_arguments(source: str, code: str, start: int, end: int) -> list[tuple[st
     arguments = [source[a:b].rstrip(",").strip() for a, b in zip(bounds, [*bounds[1:], end], strict=True)]
     if len(arguments) < 2:
         return []
-    swapped = [arguments[1], arguments[0], *arguments[2:]]
-    return [
-        ("argument left out", start, end, ", ".join(arguments[:-1])),
-        ("argument swapped", start, end, ", ".join(swapped)),
-    ]
+    changed = [("argument left out", start, end, ", ".join(arguments[:-1]))]
+    function = re.search(r"[\w:]+$", re.sub(r"<[^<>]*>$", "", source[: start - 1]))
+    if function is None or function[0] not in _SYMMETRIC:
+        swapped = [arguments[1], arguments[0], *arguments[2:]]
+        changed.append(("argument swapped", start, end, ", ".join(swapped)))
+    return changed
 
 
 def _closing(code: str, start: int) -> int | None:

@@ -120,6 +120,15 @@ def test_every_operator_changes_the_code_and_nothing_else(name, source, some):
             compile("\n".join(changed), name, "exec")
 
 
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [("a.py", "x = min(a, b) + max(c, d, key=e)\n"), ("a.cpp", "  x = std::min(a, b) + std::max<int>(c, d);\n")],
+)
+def test_arguments_whose_order_does_not_matter_are_not_swapped(name, source):
+    operators = [change.operator for change in changes(name, source)]
+    assert "argument swapped" not in operators and "argument left out" in operators
+
+
 def test_what_is_drawn_follows_from_the_seed_and_covers_every_installed_folder():
     files = rooms(ROOT)
     room = "training/scoring (Python)"

@@ -123,6 +123,13 @@ def test_the_longer_side_counts_for_the_share_of_a_limit(first):
     assert spans == [(0, 1), (1, 20), *((start, start + 1) for start in range(20, 31)), (31, 41)]
 
 
+@pytest.mark.parametrize("longer", [0, 1])
+def test_either_side_fills_a_packed_document(longer):
+    sides = [[1] * 7, [1] * 7]
+    sides[longer] = [3] * 7
+    assert greedy_spans(*sides, ["a"] * 7, [False] * 7, limits=[10]) == [(0, 3), (3, 6), (6, 7)]
+
+
 def test_a_sentence_without_tokens_is_counted(tokenizer):
     rows = {"source": ["uno .", "\u2581", "due ."], "target": ["one .", "two .", "two ."], "document": ["a"] * 3}
     packed = pack_documents(datasets.Dataset.from_dict(rows), tokenizer, max_tokens=40, too_long="keep", name="train")
