@@ -1,7 +1,7 @@
 """Makes a folder of models/ of a finished run: what its repository on the Hub would hold but for the model's code, with
-a card of measured figures.
+a card of measured figures. With `--twin`, the run of the same recipe with softmax attention, the card compares the two.
 
-    python -m benchmarks.ship --run runs/tatoeba_de_en --twin runs/tatoeba_de_en_softmax --output models/tatoeba-de-en
+    python -m benchmarks.ship --run runs/tatoeba_de_en_variants --output models/tatoeba-de-en
 
 A folder that is there already keeps its files, and is measured anew. Where `python -m benchmarks.javascript` has
 installed transformers.js, that is measured, too. Without the runs, the ONNX graphs of a folder that is there are made
@@ -32,7 +32,7 @@ from typing import Any
 from huggingface_hub import metadata_load, metadata_save
 from sacrebleu.metrics import CHRF
 
-from benchmarks import doubt, javascript, near_training
+from benchmarks import doubt, javascript, near_training, robustness
 from benchmarks.markdown import table
 from reluformer.configuration.recipe import DataConfig
 from reluformer.configuration.recipe_parser import RECIPES_FOLDER, load_recipe
@@ -66,15 +66,14 @@ FOLDER` in a checkout copies it with the model's code beside the weights: once u
 
 Weights in bfloat16: {weights:.1f} MB. They are loaded as float32, by `Translator` and by Transformers' own classes, and were
 measured so. In `onnx/`, graphs with 8-bit weights: {graphs:.1f} MB, which onnxruntime and
-[transformers.js](https://huggingface.co/docs/transformers.js) run. All figures of this section are of these files. The softmax
-twin has the same recipe but for its attention, and does not come with the package.
+[transformers.js](https://huggingface.co/docs/transformers.js) run. All figures of this section are of these files.{of_twin}
 
 {scores}
 
 {signatures}
-Both models were trained once, with one seed: a difference of a BLEU is within what seeds do. Multi30k describes pictures, another
+{once}, with one seed: a difference of a BLEU is within what seeds do. Multi30k describes pictures, another
 domain than Tatoeba's everyday sentences, and nothing of it was trained on.
-{near_training}{doubt}
+{robustness}{near_training}{doubt}
 {seconds}{same}
 
 Ten of the {tests:,} test sentences: the one in the middle of each tenth, from the worst tenth to the best by chrF:
@@ -86,6 +85,10 @@ Trained on sentences by [Tatoeba](https://tatoeba.org) and its contributors,
 [manythings.org](https://www.manythings.org/anki/) of May 2018. If you pass the weights on, name them, too.
 
 """
+
+_TWIN = "softmax twin"  # how the names of its systems begin
+_OF_TWIN = """ The softmax
+twin has the same recipe but for its attention, and does not come with the package."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -99,8 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     folder, idle = options.output, os.getloadavg()[0] < _BUSY
-    if (options.run is None) != (options.twin is None):
-        parser.error("--run and --twin belong together; without both, the graphs of --output are made anew")
+    if options.twin is not None and options.run is None:
+        parser.error("--twin is compared with --run, which is missing; without both, graphs are made anew")
     if options.published is not None:
         copy_with_code(folder, options.published)
         print(f"wrote {options.published}; now: hf upload OWNER/{folder.name} {options.published}")
@@ -166,26 +169,34 @@ Translate = Callable[[list[str]], list[str]]
 Tests = dict[str, tuple[list[str], list[str]]]  # name → sources, references
 
 
-def measure(run: Path, twin: Path, folder: Path, multi30k: Path, idle: bool) -> dict[str, Any]:
+def measure(run: Path, twin: Path | None, folder: Path, multi30k: Path, idle: bool) -> dict[str, Any]:
     """Scores, seconds, translations of JavaScript beside those of Python, and samples; each as the card tells it."""
     data = load_recipe(run / RECIPE_FILE).data
     tests = sentences_to_test(data, multi30k)
-    ours, of_twin = (Translator.from_pretrained(each, device="cpu", split="none") for each in (folder, twin))
+    ours = Translator.from_pretrained(folder, device="cpu", split="none")
     systems: dict[str, Translate] = {
         "this model, 5 beams": ours,
         "this model, greedy": lambda texts: ours(texts, num_beams=1),
         SYSTEM_OF_GRAPHS: lambda texts: javascript.in_python(folder / "onnx", texts),
-        "softmax twin, 5 beams": of_twin,
-        "softmax twin, greedy": lambda texts: of_twin(texts, num_beams=1),
     }
+    if twin is not None:
+        of_twin = Translator.from_pretrained(twin, device="cpu", split="none")
+        systems[f"{_TWIN}, 5 beams"] = of_twin
+        systems[f"{_TWIN}, greedy"] = lambda texts: of_twin(texts, num_beams=1)
     scores, translated = scores_of(systems, tests)
     sources, references = tests["Tatoeba"]
+    validated = sentences_to_validate(data, multi30k)["Tatoeba"]
     return {
         **run_record(None, run.name, None),
         "scores": scores,
         "seconds": seconds_of_a_sentence(folder, ours, sources[:_TIMED]) if idle else {},
         "javascript": beside_javascript(folder / "onnx", sources[:_COMPARED], idle),
         "doubt": doubt.measure(folder, sentences_to_validate(data, multi30k)),
+        "robustness": {
+            "pairs": len(validated[0]),
+            "scores": robustness.scores_of_variants(ours, *validated),
+            "foreign": robustness.foreign_texts(ours),
+        },
         "near_training": near_training.measure(
             translated["this model, 5 beams", "Tatoeba"], tests["Tatoeba"], load_split(data, "train")[0]["source"]
         ),
@@ -317,6 +328,7 @@ def samples(sources: list[str], translations: list[str], references: list[str]) 
 def write_card(run: Path, folder: Path, figures: dict[str, Any]) -> None:
     """The run's card, for the folder in a clone, with the section of what was measured of the folder's own files."""
     card = of_a_published_copy(render_card(run, license="cc-by-2.0", repo_id=folder.as_posix()), folder)
+    card = card.replace("no other domain, no robustness, no bias", "no other domain, no bias")  # the section has it
     before, limits, after = card.partition(_NEXT_HEADING)
     path = folder / CARD_FILE
     path.write_text(f"{before}{section(folder, figures)}{limits}{after}", encoding="utf-8")
@@ -374,6 +386,22 @@ def doubt_words(figures: dict[str, Any]) -> str:
     )
 
 
+def robustness_words(figures: dict[str, Any]) -> str:
+    """The table of `benchmarks.robustness`; nothing where that was not measured."""
+    measured = figures.get("robustness")
+    if measured is None:
+        return ""
+    rows = [[name, f"{scores['tokenized_lowercase_bleu']:.1f}"] for name, scores in measured["scores"].items()]
+    foreign = measured["foreign"]
+    return (
+        f"\nTatoeba's {measured['pairs']:,} validation sources as people type them, with 5 beams; texts and references are "
+        f"lower-cased for\nthe scores, and every row but the first changes all sources:\n\n"
+        f"{_table(['sources', 'BLEU, lower-cased'], rows, numbers=True)}\n\n"
+        f"Of {foreign['texts']} texts in other scripts and of emoji, {foreign['unchanged']} come out as they are; the others "
+        "become a sentence made up.\n"
+    )
+
+
 def section(folder: Path, figures: dict[str, Any]) -> str:
     scores = {(each["system"], each["test"]): each for each in figures["scores"]}
     systems, tests = dict.fromkeys(system for system, _ in scores), dict.fromkeys(test for _, test in scores)
@@ -381,6 +409,7 @@ def section(folder: Path, figures: dict[str, Any]) -> str:
     titles = [f"{test}: {name}" for test in tests for name in names.values()]
     rows = [[system, *(f"{scores[system, test][name]:.1f}" for test in tests for name in names)] for system in systems]
     any_scores = figures["scores"][0]
+    has_twin = any(system.startswith(_TWIN) for system in systems)
     return _SECTION.format(
         heading=_HEADING,
         folder=f"models/{folder.name}",
@@ -388,6 +417,9 @@ def section(folder: Path, figures: dict[str, Any]) -> str:
         graphs=_megabytes(folder.glob("onnx/*.onnx")),
         scores=_table(["", *titles], rows, numbers=True),
         signatures="".join(f"{name}: `{any_scores[f'{name}_signature']}`.\n" for name in ("bleu", "chrf")),
+        of_twin=_OF_TWIN if has_twin else "",
+        once="Both models were trained once" if has_twin else "The model was trained once",
+        robustness=robustness_words(figures),
         near_training=near_training_words(figures),
         doubt=doubt_words(figures),
         seconds=_seconds(figures),

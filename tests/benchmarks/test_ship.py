@@ -117,6 +117,30 @@ def test_near_sentences_are_scored_apart_and_the_card_says_it(tmp_path):
     assert ship.near_training_words({}) == ""
 
 
+def test_the_card_tells_of_a_twin_only_where_there_is_one(figures, tmp_path):
+    twin = figures["scores"][0] | {"system": "softmax twin, greedy"}
+    alone, compared = (
+        ship.section(tmp_path, figures | {"scores": scores})
+        for scores in (figures["scores"], [*figures["scores"], twin])
+    )
+    assert "softmax" not in alone and "\nThe model was trained once, with one seed" in alone
+    assert "The softmax\ntwin has the same recipe" in compared and "\nBoth models were trained once" in compared
+
+
+def test_the_card_tells_what_the_model_makes_of_text_as_people_type_it(figures, tmp_path):
+    scores = {name: {"tokenized_lowercase_bleu": bleu} for name, bleu in (("plain", 51.26), ("lower", 48.04))}
+    measured = {"pairs": 2000, "scores": scores, "foreign": {"texts": 200, "unchanged": 130, "empty": 0}}
+    text = ship.section(tmp_path, figures | {"robustness": measured})
+    for line in (
+        "Tatoeba's 2,000 validation sources",
+        "| plain | 51.3 |\n| lower | 48.0 |\n",
+        "Of 200 texts",
+        "130 come",
+    ):
+        assert line in text
+    assert "type them" not in ship.section(tmp_path, figures)
+
+
 def test_a_busy_machine_gives_no_seconds_and_the_rest_of_the_card(figures, tmp_path):
     del figures["javascript"]["Node"]["seconds"]
     text = ship.section(tmp_path, figures | {"seconds": {}})
@@ -135,10 +159,9 @@ def test_the_card_of_a_model_that_comes_with_the_package_follows_from_its_figure
     assert f'"{folder.as_posix()}")' in card and ship.of_a_published_copy(card, folder) == card
 
 
-def test_one_run_without_the_other_is_refused(capsys):
+def test_a_twin_without_a_run_is_refused(capsys):
     with pytest.raises(SystemExit):
-        ship.main(["--run", "runs/a", "--output", "models/a"])
-    assert "--run and --twin belong together" in capsys.readouterr().err
+        ship.main(["--twin", "runs/a", "--output", "models/a"])
 
 
 @pytest.fixture

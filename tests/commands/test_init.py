@@ -167,3 +167,14 @@ def test_bfloat16_is_for_a_processor_that_computes_it(corpus, monkeypatch, in_ha
 
 def test_a_short_training_warms_up_in_a_quarter_of_it(corpus):
     assert cli.main(TRAIN) == 0 and load_recipe("de_en.yaml").training.warmup_steps == 50  # of 200 updates
+
+
+@pytest.mark.parametrize(("name", "size"), [("iwslt14_de_en", init.MIDDLE), ("wmt14_en_de", init.LARGE)])
+def test_sizes_of_the_paper_are_those_of_its_recipes(name, size):
+    recipe = parse_recipe(["--config", name, "--training.use_cpu", "true"])
+    model, training = recipe.model, recipe.training
+    for side in ("encoder", "decoder"):
+        sizes = tuple(model[f"{side}_{each}"] for each in ("layers", "attention_heads", "ffn_dim"))
+        assert sizes == (size.layers, size.heads, size.feed_forward)
+    assert (model["d_model"], recipe.batching.tokens_per_batch) == (size.width, size.batch)
+    assert (training.warmup_steps, training.max_steps) == (size.warmup, size.updates)

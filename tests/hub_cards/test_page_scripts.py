@@ -241,6 +241,19 @@ def test_arrow_keys_walk_around_the_heads_and_layers_and_the_page_does_not_scrol
     assert in_node(_WALK, {**given, "keys": ["Tab", "a"]}) == start | {"kept": 0}
 
 
+@pytest.mark.parametrize(
+    ("weight", "reading"), [("0", "“a” ignores “c”: exactly 0"), ("0.01234", "“a” reads “c”: 0.012")]
+)
+def test_a_cell_is_read_out_in_two_digits(in_node, weight, reading):
+    body = """
+    const shown = {};
+    const map = { names: { queries: ['', 'a'], keys: ['b', '', 'c'] }, find: () => shown };
+    AttentionMap.prototype.read.call(map, { dataset: { query: 1, key: 2, weight: given } });
+    return shown.textContent;
+    """
+    assert in_node(body, weight) == reading
+
+
 def test_a_map_opens_at_the_head_with_the_fewest_dead_rows_and_of_these_the_most_zeros(in_node):
     def head(dead, zeros):
         """Of 4 rows of 5 weights, as many without any weight, and as many zeros in another."""
