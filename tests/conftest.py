@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 from reluformer.modeling_reluformer.attention_reluformer import POINTWISE
+from reluformer.modeling_reluformer.compiled.library import library
 from reluformer.training.data.demo_corpus import demo_pairs
 from reluformer.training.data.tokenization import train_tokenizer
 
@@ -133,3 +134,26 @@ def variant(request) -> dict:
     fields = {**VARIANTS[request.param], "dropout": 0.0, "attention_dropout": 0.0}
     skip_without_entmax(fields)
     return fields
+
+
+@pytest.fixture
+def set_threads():
+    """`torch.set_num_threads`, undone at the end."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def choose_instruction_set():
+    """The compiled library's function of this name, with its first choice back at the end."""
+    operators = library(large=True)
+
+    def choose(name: str) -> None:
+        if operators is None or name not in operators.instruction_sets():
+            pytest.skip(f"the compiled library cannot be built here, or the processor has no {name}")
+        assert operators.choose_instruction_set(name) == name
+
+    yield choose
+    if operators is not None:
+        operators.choose_instruction_set(operators.instruction_sets()[0])

@@ -35,11 +35,8 @@ SOURCES = [[5, 9, 7, 2], [11, 4, 6, 12, 5, 8, 2], [2], [30, 31, 2], [6] * 12 + [
 
 
 @pytest.fixture(params=[1, 2])
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
+def threads(request, set_threads):
+    set_threads(request.param)
 
 
 def sharp_model(**fields):
@@ -147,7 +144,7 @@ def test_the_states_of_the_encoder_are_those_of_the_model_in_float64(length, act
 
 
 @pytest.mark.parametrize("rows", [1, 7, 15, 130])
-def test_products_of_many_inputs_are_those_of_the_model_in_float64(rows):
+def test_products_of_many_inputs_are_those_of_the_model_in_float64(rows, choose_instruction_set):
     """Inputs are multiplied 256 at a time, and many rows 128 at a time: with every instruction set."""
     model = tiny_model(d_model=264, encoder_ffn_dim=530, max_position_embeddings=200, activation_function="relu")
     ids = [[4 + i % 20 for i in range(rows)]]
@@ -155,62 +152,55 @@ def test_products_of_many_inputs_are_those_of_the_model_in_float64(rows):
     states = exact.model.encoder(torch.tensor(ids)).last_hidden_state[0]
     attentions = [layer.encoder_attn for layer in exact.model.decoder.layers]
     wanted = torch.cat([part(states) for each in attentions for part in (each.k_proj, each.v_proj)], dim=1)
-    names = torch.ops.reluformer_cpu.instruction_sets()
-    try:
-        for name in names:
-            torch.ops.reluformer_cpu.choose_instruction_set(name)
-            found, _ = states_and_logits(model, "float32", ids)
-            torch.testing.assert_close(found.double(), wanted, atol=1e-4, rtol=1e-4)
-    finally:
-        torch.ops.reluformer_cpu.choose_instruction_set(names[0])
+    for name in torch.ops.reluformer_cpu.instruction_sets():
+        choose_instruction_set(name)
+        found, _ = states_and_logits(model, "float32", ids)
+        torch.testing.assert_close(found.double(), wanted, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
     ("compute", "preset"), [("float32", "reluformer"), ("int8", "reluformer"), ("float32", "vanilla")]
 )
-def test_the_bits_are_those_of_every_instruction_set_batch_and_number_of_threads(compute, preset):
+def test_the_bits_are_those_of_every_instruction_set_batch_and_number_of_threads(
+    compute, preset, set_threads, choose_instruction_set
+):
     """Of whole models: states and logits."""
     model = sharp_model(
         preset=preset, d_model=264, encoder_ffn_dim=70, decoder_ffn_dim=300, max_position_embeddings=160
     )
     sources = [[4 + (i * k) % 23 for i in range(140 if k == 18 else 5 + k % 9)] for k in range(20)]
-    names, before = torch.ops.reluformer_cpu.instruction_sets(), torch.get_num_threads()
+    names = torch.ops.reluformer_cpu.instruction_sets()
     results = []
-    try:
-        for name in names:
-            assert torch.ops.reluformer_cpu.choose_instruction_set(name) == name
-            for threads in (1, 2):
-                torch.set_num_threads(threads)
-                states, logits = states_and_logits(model, compute, sources)
-                best = torch.ops.reluformer_cpu.continuations(logits, torch.zeros(20), 1, 8)
-                results.append((states, logits, *best))
-            alone = [states_and_logits(model, compute, [source]) for source in sources[:3] + sources[-3:]]
-            count = sum(map(len, sources[:3]))
-            for place, whole in enumerate(results[-1][:2]):
-                first = torch.cat([each[place] for each in alone[:3]])
-                assert torch.equal(first, whole[: (count if place == 0 else 3)])
-    finally:
-        torch.ops.reluformer_cpu.choose_instruction_set(names[0])
-        torch.set_num_threads(before)
+    for name in names:
+        choose_instruction_set(name)
+        for threads in (1, 2):
+            set_threads(threads)
+            states, logits = states_and_logits(model, compute, sources)
+            best = torch.ops.reluformer_cpu.continuations(logits, torch.zeros(20), 1, 8)
+            results.append((states, logits, *best))
+        alone = [states_and_logits(model, compute, [source]) for source in sources[:3] + sources[-3:]]
+        count = sum(map(len, sources[:3]))
+        for index, whole in enumerate(results[-1][:2]):
+            first = torch.cat([each[index] for each in alone[:3]])
+            assert torch.equal(first, whole[: (count if index == 0 else 3)])
     assert "avx2" in names
     for result in results[1:]:
         assert all(torch.equal(first, other) for first, other in zip(results[0], result, strict=True))
 
 
 @pytest.fixture
-def continuations():
-    """The operator by each instruction set in turn, with all of them back at the end."""
+def continuations(choose_instruction_set):
+    """The operator by each instruction set in turn."""
     operators = torch.ops.reluformer_cpu
 
     def by_every_set(logits, number):
         results = []
         for name in operators.instruction_sets():
-            operators.choose_instruction_set(name)
+            choose_instruction_set(name)
             results.append(operators.continuations(logits, torch.zeros(len(logits)), 1, number))
         return results
 
-    yield by_every_set
-    operators.choose_instruction_set(operators.instruction_sets()[0])
+    return by_every_set
 
 
 def test_the_largest_logit_may_be_the_last_of_an_odd_vocabulary(continuations):

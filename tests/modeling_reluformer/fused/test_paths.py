@@ -149,15 +149,11 @@ def test_rows_of_the_next_head_do_not_come_in(path):
 
 
 @pytest.mark.parametrize("path", COMPILED, indirect=True)
-def test_buffers_are_as_large_as_the_longest_of_few_sequences(path):
-    before = torch.get_num_threads()
-    torch.set_num_threads(5)  # more than there are pieces to share
-    try:
-        inputs = random_inputs(batch=1, heads=1, queries=300, keys=900, head_dim=16, dtype=path.dtype)
-        ends = {"cu_seqlens_q": torch.tensor([0, 40, 300]).int(), "cu_seqlens_k": torch.tensor([0, 40, 900]).int()}
-        assert_equals_reference(inputs, ends)
-    finally:
-        torch.set_num_threads(before)
+def test_buffers_are_as_large_as_the_longest_of_few_sequences(path, set_threads):
+    set_threads(5)  # more than there are pieces to share
+    inputs = random_inputs(batch=1, heads=1, queries=300, keys=900, head_dim=16, dtype=path.dtype)
+    ends = {"cu_seqlens_q": torch.tensor([0, 40, 300]).int(), "cu_seqlens_k": torch.tensor([0, 40, 900]).int()}
+    assert_equals_reference(inputs, ends)
 
 
 @pytest.mark.parametrize("activation", ["relu", "sigmoid"])
@@ -424,7 +420,7 @@ def test_dropout_keeps_the_statistics_and_scales_what_it_keeps(path, queries, pa
 
 @pytest.mark.parametrize("path", COMPILED, indirect=True)
 @pytest.mark.parametrize("heads", [4, 2, 1])
-def test_threads_change_rounding_at_most_and_stay_as_they_were(path, heads):
+def test_threads_change_rounding_at_most_and_stay_as_they_were(path, heads, set_threads):
     """With fewer heads than threads, sums over the queries are cut into ranges.
 
     2 heads are cut into 2 ranges each for 3 threads, and into 3 each for 5, of which two begin in the middle of a head;
@@ -432,15 +428,12 @@ def test_threads_change_rounding_at_most_and_stay_as_they_were(path, heads):
     """
     inputs = random_inputs(batch=1, heads=heads, queries=330, keys=700, head_dim=64, dtype=path.dtype)
     counts = (1, 2, 3, 5, 5)
-    before, found = torch.get_num_threads(), []
-    try:
-        for threads in counts:
-            torch.set_num_threads(threads)
-            torch.manual_seed(0)
-            found.append(by_relu_attention(inputs, {}, statistics=ALL, dropout_p=0.1))
-            assert torch.get_num_threads() == threads
-    finally:
-        torch.set_num_threads(before)
+    found = []
+    for threads in counts:
+        set_threads(threads)
+        torch.manual_seed(0)
+        found.append(by_relu_attention(inputs, {}, statistics=ALL, dropout_p=0.1))
+        assert torch.get_num_threads() == threads
     assert all(map(torch.equal, *found[-2:]))
     for threads, other in zip(counts, found, strict=True):
         for one, two in zip(found[0], other, strict=True):

@@ -46,15 +46,11 @@ class Compiled:
 
 
 @pytest.fixture(params=["avx2", "avx512"])
-def loops(request):
+def loops(request, choose_instruction_set):
     """`loops.feed_forward` and its like, by each compiled set."""
     torch.manual_seed(0)
-    operators = library(large=True)
-    if operators is None or request.param not in operators.instruction_sets():
-        pytest.skip(f"the compiled library cannot be built here, or the processor has no {request.param}")
-    assert operators.choose_instruction_set(request.param) == request.param
-    yield Compiled(operators)
-    operators.choose_instruction_set(operators.instruction_sets()[0])
+    choose_instruction_set(request.param)
+    return Compiled(library(large=True))
 
 
 def linear(inputs: int, outputs: int, dtype: torch.dtype, bias: bool = True) -> torch.nn.Linear:
@@ -210,29 +206,21 @@ def test_a_zero_times_a_number_that_is_not_finite_is_not_skipped(loops):
         assert loops.feed_forward(x, first, up, second, "relu").isnan().all()
 
 
-def test_threads_leave_no_neuron_out(loops):
+def test_threads_leave_no_neuron_out(loops, set_threads):
     """1,601 is one more than two threads share evenly."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        parts, x = network(200, 1601, 190, torch.float32, torch.float32), torch.randn(2, 200)
-        assert_close(loops.feed_forward(x, *parts, "identity"), oracle(x, *parts, "identity"), torch.float32)
-    finally:
-        torch.set_num_threads(before)
+    set_threads(2)
+    parts, x = network(200, 1601, 190, torch.float32, torch.float32), torch.randn(2, 200)
+    assert_close(loops.feed_forward(x, *parts, "identity"), oracle(x, *parts, "identity"), torch.float32)
 
 
-def test_threads_share_the_neurons(loops):
+def test_threads_share_the_neurons(loops, set_threads):
     """So many that two threads take part, and an odd number of them."""
-    before = torch.get_num_threads()
     for kind, dtype in KINDS:
         parts, x = network(200, 1701, 190, kind, dtype), torch.randn(2, 200).to(dtype)
         expected = oracle(x, *parts, "relu")
-        try:
-            for threads in (1, 2, 3):
-                torch.set_num_threads(threads)
-                assert_close(loops.feed_forward(x, *parts, "relu"), expected, dtype)
-        finally:
-            torch.set_num_threads(before)
+        for threads in (1, 2, 3):
+            set_threads(threads)
+            assert_close(loops.feed_forward(x, *parts, "relu"), expected, dtype)
 
 
 def test_weights_in_int8_have_127_steps_of_each_neuron():
