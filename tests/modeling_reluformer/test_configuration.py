@@ -1,6 +1,7 @@
 """What a configuration takes and refuses, and that its fields do what they say."""
 
 import math
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +17,7 @@ from reluformer import (
     ReLUFormerVisionConfig,
     ReLUFormerVisionModel,
 )
+from reluformer.modeling_reluformer.attention_reluformer import RULES, require
 from reluformer.modeling_reluformer.configuration_reluformer import require_tensor_parallel
 
 from ..conftest import tiny_config
@@ -279,3 +281,24 @@ def test_the_defaults_are_the_published_architectures():
         ),
     ):
         assert {name: getattr(ours, name) for name in names} == {name: getattr(theirs, name) for name in names}
+
+
+# Of each rule: numbers at the ends of its range, and those behind them.
+ENDS = {
+    "lie in [0, 1)": ((0, 0.999), (-0.001, 1)),
+    "lie in (0, 1]": ((0.001, 1), (0, 1.001)),
+    "lie in [0, 1]": ((0, 1), (-0.001, 1.001)),
+    "be a finite number above 0": ((0.001, 1e9), (0, math.inf, math.nan)),
+    "be a finite number of at least 0": ((0, 1e9), (-0.001, math.inf, math.nan)),
+    "be at least 1": ((1, 2), (0,)),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_number_is_held_to_its_rule_up_to_the_ends_of_the_range(rule):
+    allowed, refused = ENDS[rule]
+    for number in allowed:
+        require(SimpleNamespace(field=number), rule, "field")
+    for number in refused:
+        with pytest.raises(ValueError, match=re.escape(f"field={number} must {rule}.")):
+            require(SimpleNamespace(field=number), rule, "field")
