@@ -9,11 +9,15 @@ import sys
 import datasets
 import pytest
 
+from reluformer.analysis.inputs import AnalysisOptions
 from reluformer.commands import main as cli
 from reluformer.commands.parsing import DECODING, Parser
 from reluformer.commands.train import train_and_document as train
 from reluformer.configuration.errors import TrainingStopped, UserError
 from reluformer.configuration.recipe_parser import load_recipe
+from reluformer.export.exporting import export
+from reluformer.hub_cards.publishing import publish
+from reluformer.training.conversion import convert
 from reluformer.training.data.corpus import CorpusReport
 from reluformer.training.run.run_folder import RECIPE_FILE, RECORD_FILE
 from reluformer.translating.translation import Translator
@@ -50,6 +54,23 @@ def test_help_explains_every_option(command, capsys, monkeypatch):
     assert run(capsys, command, "--help")[0] == 0
     assert [action.dest for parser in written for action in parser._actions if not action.help] == []
     assert written
+
+
+@pytest.mark.parametrize(
+    ("command", "function"),
+    [
+        ("analyze", AnalysisOptions),
+        ("convert", convert),
+        ("export", export),
+        ("publish", publish),
+    ],
+)
+def test_a_verb_offers_all_that_its_function_takes(command, function, capsys, monkeypatch):
+    written = []
+    monkeypatch.setattr(Parser, "format_help", lambda parser: written.append(parser) or "")
+    run(capsys, command, "--help")
+    options = {action.dest for action in written[0]._actions} - {"help"}
+    assert options == set(inspect.signature(function).parameters)
 
 
 @pytest.mark.parametrize(
