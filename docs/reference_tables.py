@@ -153,11 +153,43 @@ def _of_results() -> dict[str, Callable[[], str]]:
     return {**pairs, **models, "seed pairs": evidence.seed_pairs, **deciding.TABLES}
 
 
+def robustness() -> str:
+    """What the models of the package score on text as people type it."""
+    from benchmarks.measurement_file import RESULTS
+    from reluformer.translating.shipped import shipped_models
+
+    names = shipped_models()
+    results = [json.loads((RESULTS / f"robustness-{name}.json").read_text(encoding="utf-8")) for name in names]
+    sources = [
+        [_TYPED[kind], *(f"{result['scores'][kind]['tokenized_lowercase_bleu']:.1f}" for result in results)]
+        for kind in results[0]["scores"]
+    ]
+    unchanged = [f"{each['foreign']['unchanged']} of {each['foreign']['texts']}" for each in results]
+    return table(
+        ["sources", *(f"`{name}`" for name in names)],
+        [*sources, ["other scripts and emoji, translated to themselves", *unchanged]],
+    )
+
+
+# How people type, by the names of `benchmarks.robustness`.
+_TYPED = {
+    "plain": "as they are",
+    "lower": "in lower case",
+    "upper": "in upper case",
+    "no_punctuation": "without the full stop",
+    "umlauts": "ae, oe, ue and ss for umlauts and ß, in German",
+    "quotes": "other quotation marks",
+    "three in a line, as one text": "three sentences in a line, translated as one text",
+    "three in a line, by sentences": "three sentences in a line, split first (the default)",
+}
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "activations": activations,
     "presets": presets,
     "recipes": recipes,
     "paper sizes": paper_sizes,
+    "robustness": robustness,
     **_of_results(),
 }
 
