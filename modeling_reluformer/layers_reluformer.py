@@ -312,7 +312,6 @@ def eager_attention_forward(
 
 # An instance of its own: the library's global registry stays as it is.
 ALL_ATTENTION_FUNCTIONS = AttentionInterface()
-ALL_ATTENTION_FUNCTIONS["eager"] = eager_attention_forward
 if fused_attention_forward is not None:
     ALL_ATTENTION_FUNCTIONS["fused"] = fused_attention_forward
 

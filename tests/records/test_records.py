@@ -10,10 +10,12 @@ import numpy
 import pytest
 import torch
 
+from reluformer.configuration.errors import UserError
 from reluformer.records.records import (
     command_line,
     git_state,
     machine_facts,
+    new_folder,
     package_versions,
     peak_memory,
     run_record,
@@ -98,3 +100,17 @@ def test_write_json_leaves_the_old_file_if_it_fails(tmp_path):
         write_json(path, {"new": object()})
     assert json.loads(path.read_text()) == {"old": 1}
     assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_new_folder_appears_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "runs" / "a"
+    with new_folder(path) as partial:
+        (partial / "file").write_text("whole")
+        assert not path.exists()
+    assert (path / "file").read_text() == "whole" and [*path.parent.iterdir()] == [path]
+    with pytest.raises(RuntimeError, match="half"), new_folder(tmp_path / "b") as partial:
+        (partial / "file").write_text("half")
+        raise RuntimeError("half")
+    assert [*tmp_path.iterdir()] == [path.parent]
+    with pytest.raises(UserError, match=r"a: is in use; give a new folder"), new_folder(path):
+        pass

@@ -119,6 +119,24 @@ def states_and_logits(model, compute, sources=SOURCES):
     return torch.cat(cross, dim=1), torch.cat(steps, dim=1)
 
 
+def test_rows_that_go_on_read_their_own_source_and_past():
+    """Of three sources, the last and the first go on, in this order."""
+    fast = FastTranslationModel(sharp_model(), "float32")
+
+    def begun(sources):
+        lengths = [len(source) for source in sources]
+        cross = fast._model.encode(torch.tensor([token for source in sources for token in source]), lengths)
+        state = torch.classes.reluformer_cpu.TranslationState(cross, lengths, 4, 1, 4)
+        fast._model.step(state, torch.full((len(sources),), fast.start), None)
+        return state
+
+    sources = SOURCES[:3]
+    chosen = fast._model.step(begun(sources), torch.tensor([7, 8]), torch.tensor([2, 0]))
+    for logits, index, token in zip(chosen, (2, 0), (7, 8), strict=True):
+        alone = fast._model.step(begun([sources[index]]), torch.tensor([token]), None)
+        torch.testing.assert_close(logits, alone[0], rtol=0, atol=0)
+
+
 def test_int8_stays_close():
     """Of the logits, in the spread of those of float32."""
     model = sharp_model(d_model=64, encoder_ffn_dim=128, decoder_ffn_dim=128)

@@ -1,6 +1,7 @@
 """Translator: order, batches, limits, Moses, errors. Models are random: nothing may change a result."""
 
 import copy
+import inspect
 import io
 import json
 import logging
@@ -340,3 +341,9 @@ def test_a_model_that_cannot_be_loaded_is_refused_in_one_line(tmp_path):
     assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match="its model cannot be loaded: no such folder here, and from the Hub: "):
         Translator.from_pretrained("nobody/nothing-of-that-name")  # there is no network in tests
+
+
+def test_a_translator_decodes_with_these_options_unless_told():
+    parameters = inspect.signature(Translator).parameters
+    defaults = {name: parameters[name].default for name in ("num_beams", "length_penalty", "batch_tokens")}
+    assert defaults == {"num_beams": 5, "length_penalty": 1.0, "batch_tokens": 4096}

@@ -156,3 +156,13 @@ def test_a_machine_whose_attention_it_does_not_serve_is_told(sets, fresh, caplog
 def test_other_systems_do_without_it_in_silence(fresh, caplog):
     fresh.setattr(sys, "platform", "win32")
     assert library.library(large=True) is None and caplog.messages == []
+
+
+def test_a_library_that_came_for_another_torch_is_told_of(fresh, tmp_path):
+    assert library._for_another_torch() == ""
+    brought = tmp_path / "sources" / f"attention-x86_64-torch{torch.__version__}-1234.so"
+    brought.touch()
+    assert library._for_another_torch() == ""
+    brought.rename(brought.with_name("attention-x86_64-torch2.12.1+cpu-1234.so"))
+    said = library._for_another_torch()
+    assert f"is for torch 2.12.1+cpu, and this is {torch.__version__}: install that torch or a compiler." in said

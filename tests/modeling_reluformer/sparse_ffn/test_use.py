@@ -12,8 +12,9 @@ from torch import nn
 
 from reluformer import ReLUFormerDecoderConfig, ReLUFormerForCausalLM, ReLUFormerForImageClassification, use_sparse_ffn
 from reluformer.modeling_reluformer.compiled.library import library
+from reluformer.modeling_reluformer.layers_reluformer import SparseActivation
 from reluformer.modeling_reluformer.sparse_ffn import forward
-from reluformer.modeling_reluformer.sparse_ffn.forward import sparse_blocks
+from reluformer.modeling_reluformer.sparse_ffn.forward import _gives_exact_zeros, sparse_blocks
 
 from ...conftest import TINY, random_tokens, tiny_model
 from ..cases import decoder_model, python_loop, vision_config
@@ -286,3 +287,11 @@ def test_zeros_that_a_configuration_makes_are_skipped(fields, calls):
     expected = logits(model, 1, 1)
     torch.testing.assert_close(logits(use_sparse_ffn(model), 1, 1), expected)
     assert calls
+
+
+def test_zeros_by_chance_are_not_exact():
+    """GELU is 0 at 0: only scores that were cut to 0 before are so by design."""
+    scores_cut, none_cut = SparseActivation(nn.GELU(), sparsity=0.5), SparseActivation(nn.GELU())
+    assert _gives_exact_zeros(scores_cut) and not _gives_exact_zeros(none_cut)
+    assert _gives_exact_zeros(SparseActivation(nn.SiLU(), threshold=0.1))
+    assert not _gives_exact_zeros(SparseActivation(nn.Softplus(), sparsity=0.5))
