@@ -1,6 +1,7 @@
 """Evaluation: scores and files agree with the translations; samples are readable."""
 
 import json
+import time
 from types import SimpleNamespace
 
 import datasets
@@ -21,7 +22,8 @@ class ByHeart(SimpleNamespace):
         return [HYPOTHESES[list(PAIRS["source"]).index(text)] for text in texts]
 
 
-def test_files_and_result_agree(tmp_path):
+def test_files_and_result_agree(tmp_path, monkeypatch):
+    monkeypatch.setattr(time, "perf_counter", iter((10.0, 11.5)).__next__)
     translator = ByHeart(model=SimpleNamespace(device="cpu"), decoding={"num_beams": 5}, shortened=[2])
     record = {"command": "reluformer evaluate", "seed": 3}
     result = evaluate(translator, PAIRS, tmp_path, "validation", record=record)
@@ -29,7 +31,7 @@ def test_files_and_result_agree(tmp_path):
     assert result["exact_match"] == 50.0 and result["sentences"] == 4
     expected = {"split": "validation", **record, "decoding": {"num_beams": 5}, "shortened_sources": [2]}
     assert expected.items() <= result.items()
-    assert result["seconds"] >= 0 and result["sentences_per_second"] > 0
+    assert (result["seconds"], result["sentences_per_second"]) == (1.5, 2.67)
     rows = read_translations(tmp_path / "translations.validation.tsv")
     sources = [source.replace("\r", " ") for source in PAIRS["source"]]
     assert rows == list(zip(sources, HYPOTHESES, PAIRS["target"], strict=True))
