@@ -352,6 +352,8 @@ class ReLUFormerConfig(AttentionConfig):
         self.require_choice("activation_function", (*ACT2FN.keys(), "softmax"))
         require(self, "lie in [0, 1)", "dropout", "attention_dropout", "activation_dropout", "label_smoothing")
         require(self, "be a finite number above 0", "ffn_temperature")
+        if self.init_std is not None:
+            require(self, "be a finite number above 0", "init_std")
         require(self, "be at least 1", "vocab_size", "decoder_vocab_size", "d_model", "max_position_embeddings")
         require(self, "be at least 1", "encoder_layers", "decoder_layers", "encoder_ffn_dim", "decoder_ffn_dim")
         self._check_sizes()

@@ -92,6 +92,8 @@ class ReLUFormerVisionConfig(AttentionConfig):
             raise ValueError(
                 f"hidden_size={self.hidden_size} must be a multiple of num_attention_heads={self.num_attention_heads}."
             )
+        if min(*pair(self.image_size), *pair(self.patch_size)) < 1:
+            raise ValueError(f"image_size={self.image_size} and patch_size={self.patch_size} must be at least 1.")
         if any(pixels % patch for pixels, patch in zip(pair(self.image_size), pair(self.patch_size), strict=True)):
             raise ValueError(
                 f"patch_size={self.patch_size} does not divide image_size={self.image_size}: choose a patch that does."

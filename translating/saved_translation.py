@@ -181,6 +181,8 @@ def _is_sound(config: _Settings) -> bool:
     check_attention_fields(config)
     require(config, "lie in [0, 1)", "dropout", "attention_dropout", "activation_dropout", "label_smoothing")
     require(config, "be a finite number of at least 0", "ffn_threshold", "ffn_l1_weight")
+    if config.init_std is not None:
+        require(config, "be a finite number above 0", "init_std")
     tokens = config.pad_token_id, config.bos_token_id, config.decoder_start_token_id
     attentions = config.encoder_layers + 2 * config.decoder_layers
     return (

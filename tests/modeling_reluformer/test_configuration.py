@@ -36,6 +36,7 @@ BAD_FIELDS = [
     ({"attention_activation": "gelu", "regularization_weight": 0.1}, ["regularization_weight", "0.1", "gelu"]),
     ({"attention_scaling": "length", "attention_gamma_learnable": True}, ["attention_gamma_learnable", "length"]),
     ({"ffn_temperature": 2}, ["ffn_temperature", "2", "softmax"]),
+    ({"init_std": 0.0}, ["init_std=0.0 must be a finite number above 0"]),
     ({"d_model": 30, "encoder_attention_heads": 4}, ["d_model", "30", "encoder_attention_heads", "4"]),
     ({"decoder_vocab_size": 7}, ["decoder_vocab_size", "7", "share_encoder_decoder_embeddings"]),
     ({"dropout": 1.0}, ["dropout", "1.0", "[0, 1)"]),

@@ -117,6 +117,7 @@ def test_wrong_calls_say_what_is_wrong(inputs, error, named):
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
+        ({"patch_size": 0}, r"image_size=8 and patch_size=0 must be at least 1"),
         ({"patch_size": 3}, r"patch_size=3 does not divide image_size=8"),
         ({"patch_size": (4, 16)}, r"patch_size=\(4, 16\) does not divide"),
         ({"pooling": "max"}, "pooling='max' is not supported; choose one of mean, cls"),
