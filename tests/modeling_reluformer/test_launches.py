@@ -14,6 +14,7 @@ from transformers import DynamicCache, EncoderDecoderCache, MarianConfig, Marian
 
 from reluformer import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 from reluformer.modeling_reluformer import layers_reluformer
+from reluformer.modeling_reluformer.compiled.library import library
 from reluformer.modeling_reluformer.loss_reluformer import module_sums
 
 from ..conftest import random_tokens
@@ -21,6 +22,13 @@ from ..conftest import random_tokens
 SIZES = {"vocab_size": 40, "d_model": 16, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "max_position_embeddings": 64}
 SIZES |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "dropout": 0.1, "attention_dropout": 0.1}
 SIZES |= {"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 0, "activation_function": "relu"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled():
+    """Attention is one kernel by the compiled library, as on a GPU, and several without."""
+    if library(large=True) is None:
+        pytest.skip("the compiled library cannot be built here")
 
 
 class Kernels(TorchDispatchMode):
