@@ -325,6 +325,7 @@ def test_the_page_translates_every_sentence_of_a_text(reader, translated):
     for text in (*TEXTS, "<b>zwei</b>", "drei 🙂"):
         reader.types(text)
         assert reader.sees() == [translated(text), "", "", False]
+    assert reader.browser.find_element("class name", "translation").get_attribute("aria-busy") == "false"
     sentences = ["Einundzwanzig.", "Zwölf?", "<B>Drei</B>!", "Zwei 🙂.", "„Vier.“"]
     for divide in (" ", "\n", "\n\n  ", "\r\n"):
         random.shuffle(sentences)
