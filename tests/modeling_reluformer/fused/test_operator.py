@@ -174,3 +174,40 @@ def test_only_a_large_call_builds(monkeypatch):
     with torch.no_grad():
         compiled_operator.compiled_operator(long, long, Specification())
     assert asked == [False, True, False]
+
+
+UNFIT = {
+    "of three dimensions": {"value": torch.randn(4, 7, 8)},
+    "of another dtype": {"key": torch.randn(2, 4, 7, 8, dtype=torch.float64)},
+    "of a dtype without code": {
+        name: torch.randn(2, 4, length, 8, dtype=torch.float64)
+        for name, length in (("query", 5), ("key", 7), ("value", 7))
+    },
+    "of another batch": {"key": torch.randn(1, 4, 7, 8), "value": torch.randn(1, 4, 7, 8)},
+    "of heads that do not divide": {"key": torch.randn(2, 3, 7, 8), "value": torch.randn(2, 3, 7, 8)},
+    "of another width": {"key": torch.randn(2, 4, 7, 9)},
+    "of no width": {"value": torch.randn(2, 4, 7, 0)},
+    "of other keys": {"value": torch.randn(2, 4, 6, 8)},
+    "scales of other rows": {"row_scale": torch.ones(2, 1, 6)},
+    "scales of another dtype": {"row_scale": torch.ones(2, 1, 5, dtype=torch.float64)},
+    "scales of other heads": {"row_scale": torch.ones(2, 3, 5)},
+    "a mask of other keys": {"key_padding_mask": torch.ones(2, 6, dtype=torch.bool)},
+    "a mask of numbers": {"key_padding_mask": torch.ones(2, 7)},
+}
+
+
+@pytest.mark.parametrize("changed", UNFIT.values(), ids=UNFIT)
+def test_the_compiled_operator_reads_no_tensor_that_does_not_fit(changed):
+    """It could read what belongs to others; `relu_attention` refuses most of these before, in more words."""
+    operators = library.library(large=True)
+    if operators is None:
+        pytest.skip("the compiled library cannot be built here")
+    tensors = {"query": torch.randn(2, 4, 5, 8), "key": torch.randn(2, 4, 7, 8), "value": torch.randn(2, 4, 7, 8)}
+    tensors |= {"row_scale": torch.ones(2, 1, 5), "key_padding_mask": torch.ones(2, 7, dtype=torch.bool)}
+
+    def call(query, key, value, **options):
+        return operators.attention(query, key, value, *Specification(**options).arguments())
+
+    call(**tensors)
+    with pytest.raises(ValueError, match="the tensors do not fit each other"):
+        call(**tensors | changed)
