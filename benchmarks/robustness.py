@@ -50,16 +50,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     result = {
         **run_record(f"python -m benchmarks.robustness {options.model} --pairs {options.pairs}", None, 0),
-        "pairs": len(sources),
         "decoding": translator.decoding,
-        "scores": scores_of_variants(translator, sources, references),
-        "foreign": foreign_texts(translator),
+        **measure(translator, sources, references),
     }
     path = write_json(options.output / f"robustness-{Path(options.model).name}.json", result)
     rows = [[name, *(f"{score[each]:.2f}" for each in _SCORES)] for name, score in result["scores"].items()]
     print(*table(("sources", "BLEU", "BLEU, lower-cased", "chrF"), rows), sep="\n")
     print(f"in other scripts: {json.dumps(result['foreign'])}", path, sep="\n")
     return 0
+
+
+def measure(translator: Callable[..., list[str]], sources: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
+    """The `pairs`, the `scores` of their variants, and what becomes of `foreign` texts."""
+    return {
+        "pairs": len(sources),
+        "scores": scores_of_variants(translator, sources, references),
+        "foreign": foreign_texts(translator),
+    }
 
 
 def scores_of_variants(

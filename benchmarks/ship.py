@@ -185,18 +185,14 @@ def measure(run: Path, twin: Path | None, folder: Path, multi30k: Path, idle: bo
         systems[f"{_TWIN}, greedy"] = lambda texts: of_twin(texts, num_beams=1)
     scores, translated = scores_of(systems, tests)
     sources, references = tests["Tatoeba"]
-    validated = sentences_to_validate(data, multi30k)["Tatoeba"]
+    validation = sentences_to_validate(data, multi30k)
     return {
         **run_record(None, run.name, None),
         "scores": scores,
         "seconds": seconds_of_a_sentence(folder, ours, sources[:_TIMED]) if idle else {},
         "javascript": beside_javascript(folder / "onnx", sources[:_COMPARED], idle),
-        "doubt": doubt.measure(folder, sentences_to_validate(data, multi30k)),
-        "robustness": {
-            "pairs": len(validated[0]),
-            "scores": robustness.scores_of_variants(ours, *validated),
-            "foreign": robustness.foreign_texts(ours),
-        },
+        "doubt": doubt.measure(folder, validation),
+        "robustness": robustness.measure(ours, *validation["Tatoeba"]),
         "near_training": near_training.measure(
             translated["this model, 5 beams", "Tatoeba"], tests["Tatoeba"], load_split(data, "train")[0]["source"]
         ),
