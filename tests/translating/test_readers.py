@@ -3,7 +3,6 @@
 import gzip
 import os
 import threading
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -25,7 +24,7 @@ def test_a_file_is_decompressed_by_its_name(tmp_path, suffix):
     path = tmp_path / f"train.de{suffix}"
     path.write_bytes(compressed(suffix, "eins\nzwölf\n".encode()))
     assert list(text_lines(path)) == ["eins", "zwölf"]
-    assert without_compression(path) == Path(tmp_path / "train.de") == without_compression(tmp_path / "train.de")
+    assert without_compression(path) == tmp_path / "train.de" == without_compression(tmp_path / "train.de")
 
 
 def test_a_pipe_is_read_though_nothing_can_seek_in_it(tmp_path):
