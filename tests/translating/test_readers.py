@@ -11,6 +11,8 @@ from reluformer.translating.readers import COMPRESSED_SUFFIXES, text_lines, with
 
 
 def compressed(suffix: str, content: bytes) -> bytes:
+    if not suffix:
+        return content
     if suffix == ".gz":
         return gzip.compress(content)
     stream = pa.BufferOutputStream()

@@ -13,6 +13,9 @@ from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe import DataConfig, DatasetConfig, ParallelFiles
 from reluformer.training.data import corpus
 from reluformer.training.data.corpus import has_split, load_split, read_parallel_files
+from reluformer.translating.readers import COMPRESSED_SUFFIXES
+
+from ...translating.test_readers import compressed
 
 LANGUAGES = {"source_language": "de", "target_language": "en"}
 
@@ -20,16 +23,6 @@ LANGUAGES = {"source_language": "de", "target_language": "en"}
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-
-
-def zstd(content: bytes) -> bytes:
-    stream = pa.BufferOutputStream()
-    with pa.CompressedOutputStream(stream, "zstd") as packed:
-        packed.write(content)
-    return stream.getvalue().to_pybytes()
-
-
-COMPRESSIONS = {"": bytes, ".gz": lambda content: gzip.compress(content, mtime=0), ".zst": zstd}
 
 
 def written(tmp_path, name: str, content: bytes | str):
@@ -56,12 +49,12 @@ def table(path, kind="csv", **given):
     return texts(*data_set(kind, files={"train": str(path)}, **given))
 
 
-@pytest.mark.parametrize("suffix", COMPRESSIONS)
+@pytest.mark.parametrize("suffix", ["", *COMPRESSED_SUFFIXES])
 def test_only_a_line_feed_ends_a_line_of_text(tmp_path, suffix):
     """A lone carriage return, or what Unicode calls a line separator, would put the two sides out of step."""
     odd = ["a\u2028b", "c\u0085d", "e\x0bf\x0cg\x1ch", "i\rj", "k"]
     source = ("\ufeff" + "\r\n".join(odd)).encode()
-    path = written(tmp_path, f"train.de{suffix}", COMPRESSIONS[suffix](source))
+    path = written(tmp_path, f"train.de{suffix}", compressed(suffix, source))
     pairs, _ = read_parallel_files(path, written(tmp_path, "train.en", "1\n2\n3\n4\n5\n"), name="train")
     assert list(pairs["source"]) == odd == read_lines(str(path))
     assert list(pairs["target"]) == ["1", "2", "3", "4", "5"]
