@@ -5,6 +5,7 @@ import io
 import json
 import subprocess
 import sys
+from itertools import product
 
 import datasets
 import pytest
@@ -20,6 +21,7 @@ from reluformer.hub_cards.publishing import publish
 from reluformer.training.conversion import convert
 from reluformer.training.data.corpus import CorpusReport
 from reluformer.training.run.run_folder import RECIPE_FILE, RECORD_FILE
+from reluformer.translating import shipped
 from reluformer.translating.translation import Translator
 
 from ..training.conftest import recipe_file  # noqa: F401  (a fixture)
@@ -45,6 +47,26 @@ def test_help_names_the_commands(capsys):
     status, out, _ = run(capsys, "--help")
     assert status == 0
     assert all(command in out for command in cli.VERBS)
+
+
+def test_models_lists_those_of_the_package_with_languages_scores_and_folders(capsys, monkeypatch, tmp_path):
+    """A folder without a config.json is none; the scores are those of the first system."""
+    monkeypatch.setattr(shipped, "MODELS", tmp_path)
+    for name in ("nl-fy", "no-model"):
+        (tmp_path / name).mkdir()
+    folder = tmp_path / "nl-fy"
+    (folder / "config.json").touch()
+    (folder / "model.safetensors").write_bytes(bytes(2_340_000))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"source_language": "nl", "target_language": "fy"}))
+    scores = [
+        {"system": system, "test": test, "bleu": bleu}
+        for bleu, (system, test) in enumerate(product(("ours", "greedy"), ("A", "B")), start=41)
+    ]
+    (folder / shipped.FIGURES_FILE).write_text(json.dumps({"scores": scores}))
+    status, out, _ = run(capsys, "models")
+    first, second, *words = out.splitlines()
+    assert (status, first) == (0, "nl-fy: nl to fy, BLEU 41.0 on A, 42.0 on B, 2.3 MB")
+    assert (second, len(words)) == (f"    {folder}", 1)
 
 
 @pytest.mark.parametrize("command", sorted(set(cli.VERBS) - {"train"}))  # whose options are fields of a recipe

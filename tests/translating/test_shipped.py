@@ -1,8 +1,5 @@
 """A model that comes with the package is called by its name, and whoever mistypes it reads which there are."""
 
-import json
-from itertools import product
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -53,24 +50,6 @@ def test_an_unknown_name_is_answered_with_those_that_are_there(models, monkeypat
     assert cli.main(["translate", "eins"]) == 2
     assert "no such folder here, and no model of the package (none)" in capsys.readouterr().err
     assert asked == []
-
-
-def test_the_models_are_listed_with_their_folders(models, capsys):
-    (models / "a-b").rename(models / "no-model")
-    (models / "no-model" / "config.json").unlink()
-    settings = models / DEFAULT_MODEL / "tokenizer_config.json"
-    languages = {"source_language": "nl", "target_language": "fy"}
-    settings.write_text(json.dumps(json.loads(settings.read_text("utf-8")) | languages), encoding="utf-8")
-    scores = [
-        {"system": system, "test": test, "bleu": bleu}
-        for bleu, (system, test) in enumerate(product(("ours", "greedy"), ("A", "B")), start=41)
-    ]
-    (models / DEFAULT_MODEL / "figures.json").write_text(json.dumps({"scores": scores}), encoding="utf-8")
-    assert cli.main(["models"]) == 0
-    size = (models / DEFAULT_MODEL / "model.safetensors").stat().st_size / 1e6
-    first, second, *_ = capsys.readouterr().out.splitlines()
-    assert first == f"{DEFAULT_MODEL}: nl to fy, BLEU 41.0 on A, 42.0 on B, {size:.1f} MB"
-    assert second.strip() == str(models / DEFAULT_MODEL)
 
 
 @pytest.mark.parametrize("name", shipped.shipped_models())
