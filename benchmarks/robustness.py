@@ -31,6 +31,17 @@ from reluformer.translating.translation import Translator
 
 # By name, the share of `data.variants` that is 1.
 VARIANTS = ("plain", "lower", "upper", "no_punctuation", "umlauts", "quotes")
+WHOLE, SPLIT = "three in a line, as one text", "three in a line, by sentences"
+WORDS = {
+    "plain": "as they are",
+    "lower": "in lower case",
+    "upper": "in upper case",
+    "no_punctuation": "without the full stop",
+    "umlauts": "ae, oe, ue and ss for umlauts and ß, in German",
+    "quotes": "other quotation marks",
+    WHOLE: "three sentences in a line, translated as one text",
+    SPLIT: "three sentences in a line, split first (the default)",
+}
 _FOREIGN = 200  # texts in other scripts
 _SCORES = ("bleu", "tokenized_lowercase_bleu", "chrf")
 
@@ -85,7 +96,7 @@ def scores_of_variants(
     texts, expected = (
         [" ".join(side[at : at + 3]) for at in range(0, len(side) - 2, 3)] for side in (sources, references)
     )
-    for name, split in (("three in a line, as one text", "none"), ("three in a line, by sentences", "sentences")):
+    for name, split in ((WHOLE, "none"), (SPLIT, "sentences")):
         scores[name] = _scored(translator(texts, progress=True, split=split), expected)
     return scores
 

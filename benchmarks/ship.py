@@ -58,8 +58,8 @@ _COMPARED, _TIMED, _SHOWN = 500, 200, 10  # sentences
 _BUSY = 0.5  # processes that computed in the last minute: from so many on, seconds are not worth noting down
 _HEADING, _NEXT_HEADING = "## As it comes with the package\n", "## Limits\n"
 _SECTION = """{heading}
-It was trained on single sentences. `Translator` and `reluformer translate` split a text into them; give Transformers' own classes
-one at a time: several at once are translated worse, without a warning, and so are other languages.
+It is a model of sentences. `Translator` and `reluformer translate` split a text into them, and Transformers' own classes take a text as
+it is: several sentences at once are translated worse, without a warning, and so are other languages.
 
 The package serves the model by its own code, and the folder holds none. `python -m benchmarks.ship --output {folder} --published
 FOLDER` in a checkout copies it with the model's code beside the weights: once uploaded, it loads with Transformers alone.
@@ -324,7 +324,6 @@ def samples(sources: list[str], translations: list[str], references: list[str]) 
 def write_card(run: Path, folder: Path, figures: dict[str, Any]) -> None:
     """The run's card, for the folder in a clone, with the section of what was measured of the folder's own files."""
     card = of_a_published_copy(render_card(run, license="cc-by-2.0", repo_id=folder.as_posix()), folder)
-    card = card.replace("no other domain, no robustness, no bias", "no other domain, no bias")  # the section has it
     before, limits, after = card.partition(_NEXT_HEADING)
     path = folder / CARD_FILE
     path.write_text(f"{before}{section(folder, figures)}{limits}{after}", encoding="utf-8")
@@ -387,14 +386,17 @@ def robustness_words(figures: dict[str, Any]) -> str:
     measured = figures.get("robustness")
     if measured is None:
         return ""
-    rows = [[name, f"{scores['tokenized_lowercase_bleu']:.1f}"] for name, scores in measured["scores"].items()]
+    rows = [
+        [robustness.WORDS[name], f"{scores['tokenized_lowercase_bleu']:.1f}"]
+        for name, scores in measured["scores"].items()
+    ]
     foreign = measured["foreign"]
     return (
-        f"\nTatoeba's {measured['pairs']:,} validation sources as people type them, with 5 beams; texts and references are "
-        f"lower-cased for\nthe scores, and every row but the first changes all sources:\n\n"
+        f"\nTatoeba's {measured['pairs']:,} validation sources as people type them, translated with 5 beams. Every row but "
+        f"the first changes all\nsources. Case does not count in the scores:\n\n"
         f"{_table(['sources', 'BLEU, lower-cased'], rows, numbers=True)}\n\n"
-        f"Of {foreign['texts']} texts in other scripts and of emoji, {foreign['unchanged']} come out as they are; the others "
-        "become a sentence made up.\n"
+        f"Of {foreign['texts']} texts in other scripts and of emoji, {foreign['unchanged']} come out as they are, and the "
+        "others as a sentence that is made up.\n"
     )
 
 

@@ -154,34 +154,24 @@ def _of_results() -> dict[str, Callable[[], str]]:
 
 
 def robustness() -> str:
-    """What the models of the package score on text as people type it."""
+    """What the models of the package score on text as people type it, and what they scored before they had learned it:
+    each after the recipe that its own one starts from."""
     from benchmarks.measurement_file import RESULTS
-    from reluformer.translating.shipped import shipped_models
+    from benchmarks.robustness import WORDS
+    from reluformer.translating.shipped import FIGURES_FILE, MODELS, shipped_models
 
-    names = shipped_models()
-    results = [json.loads((RESULTS / f"robustness-{name}.json").read_text(encoding="utf-8")) for name in names]
-    sources = [
-        [_TYPED[kind], *(f"{result['scores'][kind]['tokenized_lowercase_bleu']:.1f}" for result in results)]
-        for kind in results[0]["scores"]
+    titles, columns = ["sources"], []
+    for name in shipped_models():
+        before = RESULTS / f"robustness-{name.replace('-', '_')}.json"
+        figures = json.loads((MODELS / name / FIGURES_FILE).read_text(encoding="utf-8"))
+        titles += [f"`{name}`, before variants", f"`{name}`"]
+        columns += [json.loads(before.read_text(encoding="utf-8")), figures["robustness"]]
+    rows = [
+        [WORDS[kind], *(f"{column['scores'][kind]['tokenized_lowercase_bleu']:.1f}" for column in columns)]
+        for kind in columns[0]["scores"]
     ]
-    unchanged = [f"{each['foreign']['unchanged']} of {each['foreign']['texts']}" for each in results]
-    return table(
-        ["sources", *(f"`{name}`" for name in names)],
-        [*sources, ["other scripts and emoji, translated to themselves", *unchanged]],
-    )
-
-
-# How people type, by the names of `benchmarks.robustness`.
-_TYPED = {
-    "plain": "as they are",
-    "lower": "in lower case",
-    "upper": "in upper case",
-    "no_punctuation": "without the full stop",
-    "umlauts": "ae, oe, ue and ss for umlauts and ß, in German",
-    "quotes": "other quotation marks",
-    "three in a line, as one text": "three sentences in a line, translated as one text",
-    "three in a line, by sentences": "three sentences in a line, split first (the default)",
-}
+    unchanged = [f"{each['foreign']['unchanged']} of {each['foreign']['texts']}" for each in columns]
+    return table(titles, [*rows, ["other scripts and emoji, translated to themselves", *unchanged]])
 
 
 TABLES: dict[str, Callable[[], str]] = {

@@ -88,7 +88,7 @@ SHOWN = (
     "`γ` = 5.5 fit",
     "softmax for ReLU",
     "with seed 17",
-    "Measured on the splits above and nothing else",
+    "What was measured stands above. Nothing else was",
 )
 
 
