@@ -1,6 +1,7 @@
 """What a model to start from is worth: captions of Multi30k, from a model of the package and from new weights.
 
-    python -m benchmarks.fine_tuning            # data/multi30k and data/tatoeba; some hours of one core
+    python -m benchmarks.fine_tuning                     # data/multi30k and data/tatoeba; about four hours of one core
+    python -m benchmarks.fine_tuning --pairs 500 2000    # less than one
 
 `reluformer init` writes the recipes of both, for the first 500, 2,000, 8,000 and 29,000 pairs. Both train for the same
 number of updates: what `init` takes for fine-tuning, at most MOST_UPDATES. Each has two rates with the first seed; the
@@ -18,14 +19,15 @@ import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 
-from benchmarks.measurement_file import RESULTS
+from benchmarks.markdown import mean_and_each, table
+from benchmarks.measurement_file import RESULTS, read_result
 from reluformer.records.records import run_record, write_json
 from reluformer.training.scoring.metrics import score_translations
 from reluformer.translating.readers import text_lines
@@ -41,27 +43,54 @@ LORA_MODULES = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
 LORA_RANK, LORA_BATCH = 16, 128  # sentences
 MOST_UPDATES = 1_000
 TATOEBA_PAIRS = 1_000
+RESULT = "fine-tuning-cpu.json"
+STARTS = {"new": "from new weights", "base": f"from `{BASE}`", "lora": f"LoRA on `{BASE}`"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("data"), help="default: data")
     parser.add_argument("--output", type=Path, default=RESULTS, help="default: benchmarks/results/")
+    parser.add_argument("--pairs", type=int, nargs="+", default=PAIRS, help="how many, default: 500 2000 8000 29000")
     parser.add_argument("--quick", action="store_true", help="two updates, few sentences; means nothing")
     options = parser.parse_args(arguments)
     texts = read_texts(options.data, at_most=20 if options.quick else None)
     updates, rows = {}, []
-    for pairs in PAIRS[:1] if options.quick else PAIRS:
+    for pairs in PAIRS[:1] if options.quick else options.pairs:
         recipes = {start: write_recipe(start, pairs, options.data) for start in ("base", "new")}
         by_init = yaml.safe_load(recipes["base"].read_text(encoding="utf-8"))["training"]["max_steps"]
         updates[pairs] = 2 if options.quick else min(MOST_UPDATES, by_init)
         for start in ("base", "new", *(("lora",) if pairs == LORA_PAIRS or options.quick else ())):
             rows += runs_of(start, pairs, updates[pairs], recipes.get(start), texts)
     before = scores_of(BASE, texts)
-    record = run_record("python -m benchmarks.fine_tuning", None, SEEDS[0])
+    record = run_record(f"python -m benchmarks.fine_tuning --pairs {' '.join(map(str, updates))}", None, SEEDS[0])
     result = {**record, "base": BASE, "before": before, "updates": updates, "rows": rows}
-    print(write_json(options.output / "fine-tuning-cpu.json", result))
+    print(write_json(options.output / RESULT, result))
     return 0
+
+
+def chosen_scores(result: Mapping[str, Any], start: str, text: str) -> dict[int, list[float]]:
+    """BLEU on a text at the rate that validation chose: number of pairs → each seed's."""
+    scores: dict[int, list[float]] = {}
+    for row in result["rows"]:
+        if row["start"] == start and row["chosen"]:
+            scores.setdefault(row["pairs"], []).append(row["scores"][text])
+    return scores
+
+
+def scores_table() -> str:
+    """For docs/fine_tuning.md: captions, and Tatoeba's sentences, by where the training started."""
+    result = read_result(RESULTS / RESULT)
+    columns = [(start, text) for text in ("test", "tatoeba") for start in STARTS]
+    scores = [chosen_scores(result, *column) for column in columns if column != ("new", "tatoeba")]
+    titles = [f"captions, {STARTS[start]}" for start in STARTS]
+    titles += [f"Tatoeba, {STARTS[start]}" for start in STARTS if start != "new"]
+    before = result["before"]
+    rows = [["none", "0", "", f"{before['test']:.1f}", "", f"{before['tatoeba']:.1f}", ""]]
+    for pairs, updates in result["updates"].items():
+        cells = [mean_and_each(each[int(pairs)], "{:.1f}") if int(pairs) in each else "" for each in scores]
+        rows.append([f"{int(pairs):,}", f"{updates:,}", *cells])
+    return "\n".join(table(["pairs", "updates", *titles], rows, numbers=True)) + "\n"
 
 
 def read_texts(data: Path, at_most: int | None) -> dict[str, tuple[list[str], list[str]]]:

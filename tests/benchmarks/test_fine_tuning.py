@@ -9,6 +9,25 @@ import pytest
 from benchmarks import fine_tuning
 
 
+def test_the_table_has_the_chosen_rate_alone_and_both_seeds(tmp_path, monkeypatch):
+    rows = [
+        {"start": start, "pairs": 500, "rate": rate, "seed": seed, "chosen": rate == 2, "scores": scores}
+        for start, scores in (
+            ("base", {"test": 30.0, "tatoeba": 40.0}),
+            ("new", {"test": 5.0, "tatoeba": 0.0}),
+        )
+        for rate, seed in ((1, 1), (2, 1), (2, 2))
+    ]
+    rows[2]["scores"] = {"test": 31.0, "tatoeba": 40.0}
+    result = {"before": {"test": 20.0, "tatoeba": 50.0}, "updates": {"500": 100}, "rows": rows}
+    (tmp_path / fine_tuning.RESULT).write_text(json.dumps(result), encoding="utf-8")
+    monkeypatch.setattr(fine_tuning, "RESULTS", tmp_path)
+    header, _, before, after = fine_tuning.scores_table().splitlines()
+    assert header.count("captions") == 3 and header.count("Tatoeba") == 2
+    assert before == "| none | 0 |  | 20.0 |  | 50.0 |  |"
+    assert after == "| 500 | 100 | 5.0 (5.0, 5.0) | 30.5 (30.0, 31.0) |  | 40.0 (40.0, 40.0) |  |"
+
+
 @pytest.mark.slow
 def test_a_quick_run_trains_every_kind_once_and_keeps_its_scores(tmp_path, monkeypatch):
     sentences = {"de": "Ein Mann schläft in einem Zimmer {}.", "en": "A man sleeps in a room {}."}
