@@ -486,7 +486,9 @@ def try_changes(
                     del drawing[room]
                 else:
                     rows.append(row)
-                    progress.write_text(json.dumps({"changes": rows}), encoding="utf-8")
+                    known.pop(change_key(row), None)
+                    # with those that are known and not drawn again yet, for a run that is interrupted twice
+                    progress.write_text(json.dumps({"changes": [*rows, *known.values()]}), encoding="utf-8")
     return rows, drawn_again
 
 
