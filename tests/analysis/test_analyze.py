@@ -45,10 +45,10 @@ def classifier(tmp_path_factory):
     config = ReLUFormerVisionConfig(**shape, image_size=8, patch_size=4, num_channels=1)
     ReLUFormerForImageClassification(config).save_pretrained(root / "model")
     image_processor(config).save_pretrained(root / "model")
-    for number, folder in enumerate(("one", "two")):
+    for number, name in enumerate(("one/a.png", "two/A.PNG")):
         pixels = np.random.default_rng(number).integers(0, 255, (12, 10), dtype=np.uint8)
-        (root / "test" / folder).mkdir(parents=True)
-        Image.fromarray(pixels).save(root / "test" / folder / "a.png")
+        (root / "test" / name).parent.mkdir(parents=True)
+        Image.fromarray(pixels).save(root / "test" / name)
     return root
 
 
