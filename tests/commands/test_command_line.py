@@ -127,6 +127,16 @@ def test_what_no_user_can_mend_is_raised(error):
         cli.exit_status(ends)
 
 
+def test_a_pipe_that_was_closed_is_found_before_python_ends(monkeypatch):
+    class Closed(io.StringIO):
+        def flush(self):
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stdout", Closed())
+    monkeypatch.setattr(cli, "_silence_stdout", lambda: None)
+    assert cli.exit_status(lambda: 0) == cli.EXIT_BROKEN_PIPE == 141
+
+
 def test_what_succeeds_has_its_own_status():
     assert [cli.exit_status(lambda: 0), cli.exit_status(lambda: 5)] == [0, 5]
 
@@ -189,6 +199,7 @@ def test_train_evaluate_and_translate(capsys, recipe_file, tmp_path, monkeypatch
     finished = assert_one_line_error(capsys, "train", "--config", recipe_file)
     assert "--overwrite" in finished
 
+    folder = folder.rename(tmp_path / "moved")  # its recipe still names the place where it was trained
     status, out, _ = run(capsys, "evaluate", "--run", folder, "--split", "validation", "--num_beams", "1")
     assert status == 0
     assert out.strip().splitlines()[-1].endswith("on 6 held-out sentences (validation)")

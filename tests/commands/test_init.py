@@ -1,5 +1,6 @@
 """`reluformer init`: the recipe suits the text, trains as it is, and mistakes are one line."""
 
+import datasets
 import pytest
 import torch
 from sacremoses import MosesTokenizer
@@ -11,6 +12,7 @@ from reluformer.configuration.recipe_parser import load_recipe, parse_recipe
 from reluformer.training.data.demo_corpus import demo_pairs
 from reluformer.training.run import precision
 from reluformer.training.run.model_building import build_config
+from reluformer.translating import moses
 from reluformer.translating.loading import load_model_and_tokenizer
 from reluformer.translating.moses import MosesTraces
 
@@ -154,6 +156,13 @@ def test_plain_text_with_spaces_before_some_marks_and_with_entities_is_no_text_o
     half = MosesTraces.of(["3.5 , 4", "a.", "Etc.", "b ."])
     assert [each.are_tokenized for each in (french, of_the_web, numbers, half)] == [False, False, True, False]
     assert (french.marked, of_the_web.entities, MosesTraces.of(["eins"]).are_tokenized) == (1, 3, False)
+
+
+def test_traces_of_moses_are_looked_for_all_over_a_corpus(monkeypatch):
+    monkeypatch.setattr(moses, "_LOOKED_AT", 4)
+    texts = {"source": ["Gut."] * 8, "target": ["Good."] * 2 + ["Good ."] * 6}  # another corpus stands at its beginning
+    traces = MosesTraces.of_corpus(datasets.Dataset.from_dict(texts), "target")
+    assert traces.are_tokenized and traces.lines <= 4
 
 
 @pytest.mark.parametrize("in_hardware", [False, True])
