@@ -1,5 +1,6 @@
 """Recipes are parsed with types, laid over each other, refused in one line, and written so that they read back."""
 
+import inspect
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import yaml
 from reluformer import ReLUFormerConfig
 from reluformer.commands.main import main
 from reluformer.configuration.errors import UserError
+from reluformer.configuration.recipe import EvaluationConfig
 from reluformer.configuration.recipe_parser import (
     RECIPES_FOLDER,
     load_recipe,
@@ -17,6 +19,7 @@ from reluformer.configuration.recipe_parser import (
     recipe_to_dict,
 )
 from reluformer.training.run.model_building import build_config
+from reluformer.translating.translation import Translator
 
 SMALL = {
     "name": "small",
@@ -300,3 +303,9 @@ def test_what_is_printed_is_a_recipe_that_can_be_trained(small, capsys, tmp_path
     assert main(["train", small(), "--print_config"]) == 0
     (tmp_path / "printed.yaml").write_text(capsys.readouterr().out, encoding="utf-8")
     assert recipe_to_dict(load_recipe(tmp_path / "printed.yaml")) == recipe_to_dict(load_recipe(small()))
+
+
+def test_a_recipe_that_says_nothing_of_decoding_decodes_as_the_translator_does():
+    usual = inspect.signature(Translator.__init__).parameters
+    for name in ("num_beams", "length_penalty", "batch_tokens", "long_sources"):
+        assert getattr(EvaluationConfig(), name) == usual[name].default
