@@ -70,6 +70,15 @@ def batch(trained):
     return AutoTokenizer.from_pretrained(trained)(TEXTS, padding=True, return_tensors="pt")
 
 
+def test_options_of_sessions_go_to_onnxruntime_and_the_processor_is_the_default(exported, monkeypatch):
+    given = []
+    monkeypatch.setattr("onnxruntime.InferenceSession", lambda path, **options: given.append(options))
+    OnnxTranslationModel.from_pretrained(exported)
+    other = {"providers": ["CUDAExecutionProvider"], "sess_options": "a user's own"}
+    OnnxTranslationModel.from_pretrained(exported, **other)
+    assert given == [{"providers": ["CPUExecutionProvider"]}] * 2 + [other] * 2
+
+
 # The graphs
 
 
@@ -93,6 +102,7 @@ def test_the_graphs_are_of_plain_operators(exported):
         assert {"Relu", "MatMul", "Mul"} <= kinds
         assert not {"Softmax", "Attention", "If", "Loop", "Scan", "NonZero", "Compress"} & kinds
         assert [(item.domain, item.version) for item in graph.opset_import] == [("", 18)]
+        assert not any(node.metadata_props for node in graph.graph.node), "onnxruntime does not read them"
 
 
 def test_every_size_is_dynamic_and_named_as_by_optimum(exported):
