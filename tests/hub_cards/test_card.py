@@ -102,6 +102,15 @@ def test_text_holds_what_was_measured_and_no_path(run):
     assert_whole(text)
 
 
+@pytest.mark.parametrize(
+    ("device", "shown"), [("cpu", "slow processor, 2 threads"), ("cuda:0", "a GPU, a GPU"), (None, "a GPU, a GPU")]
+)
+def test_a_figure_tells_of_what_computed_it(run, device, shown):
+    machine = {"cpu": "slow processor", "torch_threads": 2, "accelerators": ["a GPU", "a GPU"]}
+    change(run / "evaluation.test.json", device=device, machine=machine)
+    assert f"\nMeasured: {shown}.\n" in render_card(run)
+
+
 MEASURED = {
     "training_record.json": {
         "updates": "| updates |",

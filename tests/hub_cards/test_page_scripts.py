@@ -242,6 +242,27 @@ def test_arrow_keys_walk_around_the_heads_and_layers_and_the_page_does_not_scrol
 
 
 @pytest.mark.parametrize(
+    ("kind", "queries", "keys"),
+    [
+        ("cross", ["c", "-d", "</s>"], ["a", "-b", "</s>"]),
+        ("encoder", ["a", "-b", "</s>"], ["a", "-b", "</s>"]),
+        ("decoder", ["c", "-d", "</s>"], ["<s>", "c", "-d"]),  # which has read the start, and not its last token
+    ],
+)
+def test_rows_and_columns_of_a_map_are_named_by_their_tokens(in_node, kind, queries, keys):
+    body = """
+    const part = { replaceChildren: () => {} };
+    const map = Object.assign(Object.create(AttentionMap.prototype), { part, find: () => part });
+    Object.assign(map, { map: () => {}, numbers: () => [], heads: () => [] });
+    map.place = { kind: given, layer: 0, head: 0 };
+    const tokens = { start: '<s>', source: ['▁a', 'b', '</s>'], target: ['▁c', 'd', '</s>'] };
+    map.show({ ...tokens, attentions: { [given]: [[[]]] } });
+    return map.names;
+    """
+    assert in_node(body, kind) == {"queries": queries, "keys": keys}
+
+
+@pytest.mark.parametrize(
     ("weight", "reading"), [("0", "“a” ignores “c”: exactly 0"), ("0.01234", "“a” reads “c”: 0.012")]
 )
 def test_a_cell_is_read_out_in_two_digits(in_node, weight, reading):

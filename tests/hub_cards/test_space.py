@@ -22,6 +22,7 @@ import torch.hub
 from huggingface_hub import EvalResult, ModelCardData, metadata_load
 
 from reluformer.commands import main as cli
+from reluformer.commands.space import page_server
 from reluformer.configuration.errors import UserError
 from reluformer.export.running import cache_names
 from reluformer.hub_cards import space
@@ -202,6 +203,13 @@ def test_of_an_archive_only_what_the_page_needs_is_kept(tmp_path, monkeypatch):
     folder = space.cached_libraries()
     assert folder == space.library_folder() and folder.name == "runtime-1"
     assert {path.name: path.read_text() for path in folder.iterdir()} == {"run.js": "dist/run.js"}
+
+
+def test_a_page_is_served_to_this_machine_alone_and_a_port_that_is_taken_is_told(tmp_path):
+    with page_server(tmp_path, 0) as server:
+        assert server.server_address[0] == "127.0.0.1"
+        with pytest.raises(UserError, match=f"--port: {server.server_port} cannot be listened on"):
+            page_server(tmp_path, server.server_port)
 
 
 def learned(tokenizer):
