@@ -72,6 +72,25 @@ def test_a_resized_vocabulary_keeps_the_bias_of_its_tokens(size, tmp_path):
     assert type(model).from_pretrained(tmp_path).config.decoder_vocab_size == size
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_new_input_embeddings_are_those_of_the_decoder_too_where_both_share_them(shared):
+    model, embeddings = tiny_model(share_encoder_decoder_embeddings=shared), torch.nn.Embedding(40, 16)
+    model.set_input_embeddings(embeddings)
+    assert model.model.encoder.embed_tokens is embeddings
+    assert (model.model.decoder.embed_tokens is embeddings) == shared
+
+
+@pytest.mark.parametrize("kind", [dict, tuple])
+def test_what_the_encoder_returned_stands_for_the_source_with_its_states_and_weights(kind):
+    model, source, target = tiny_model(attn_implementation="eager"), random_tokens(2, 6), random_tokens(2, 4, seed=1)
+    wanted = {"decoder_input_ids": target, "output_hidden_states": True, "output_attentions": True}
+    expected = model(input_ids=source, **wanted)
+    encoded = model.get_encoder()(source, output_hidden_states=True, output_attentions=True)
+    found = model(encoder_outputs=encoded if kind is dict else encoded.to_tuple(), **wanted)
+    for name in ("logits", "encoder_last_hidden_state", "encoder_hidden_states", "encoder_attentions"):
+        torch.testing.assert_close(found[name], expected[name])
+
+
 def test_a_context_moves_all_its_tensors():
     """As accelerate's hooks ask for it between layers on two devices."""
     visibility = Visibility(key_padding_mask=torch.ones(2, 5, dtype=torch.bool), causal=True)

@@ -282,6 +282,17 @@ def test_a_gradient_of_stride_zero(path):
         torch.testing.assert_close(one, other)
 
 
+def test_a_gradient_may_lie_in_another_order_than_that_of_the_call_before(path):
+    inputs, gradients = random_inputs(queries=40, dtype=path.dtype), []
+    incoming = torch.randn_like(inputs.query).contiguous()
+    for gradient in (incoming, incoming.transpose(1, 2).contiguous().transpose(1, 2)):
+        leaves = inputs.leaves()
+        output = relu_attention(*leaves[:3], row_scale=leaves[3])
+        gradients.append(torch.autograd.grad(output, leaves, gradient))
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 @pytest.mark.parametrize("name", ["plain", "blocks", *COMPILED, *TRITON])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_errs_no_more_than_the_plain_computation(name, dtype, monkeypatch):
