@@ -3,10 +3,12 @@
 import io
 import re
 import sys
+import time
+from types import SimpleNamespace
 
 import pytest
 
-from reluformer.records.progress import progress_line
+from reluformer.records.progress import ProgressLines, progress_line
 
 from ..training.tiny_run import tiny_trainer
 
@@ -36,3 +38,14 @@ def test_a_log_and_an_evaluation_share_a_line_and_the_bar_is_on_a_terminal_alone
     assert ["BLEU 50.0" in line for line in lines] == [False, True, False, True]
     assert [bool(re.search(r" · \d\d:\d\d left$", line)) for line in lines] == [True, True, True, False]
     assert ("12/12" in stderr.getvalue()) if on_a_terminal else not stderr.getvalue()
+
+
+def test_what_is_left_is_foretold_from_the_updates_since_the_training_began_or_resumed(monkeypatch, capsys):
+    seconds = iter([1_000.0, 1_020.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(seconds))
+    lines, control = ProgressLines(), SimpleNamespace(should_evaluate=False)
+    state = SimpleNamespace(global_step=90, max_steps=100, is_world_process_zero=True)
+    lines.on_train_begin(None, state, control)
+    state.global_step = 92
+    lines.on_log(None, state, control, logs={"loss": 1.5})
+    assert capsys.readouterr().out == "92/100 · loss 1.5 · 01:20 left\n", "8 updates of 10 seconds"

@@ -50,6 +50,8 @@ def test_git_state_of_a_checkout_is_dirty_by_its_source_and_not_by_results(check
             results.write_text(text)
             git(checkout, "add", name)
             assert git_state(checkout / "source") == state
+    (checkout / "notes.txt").write_text("git does not follow this file")
+    assert git_state(checkout / "source") == state
     (checkout / "source" / "file.py").write_text("2\n")
     assert git_state(checkout / "source") == {**state, "git_dirty": True}
 
@@ -102,6 +104,18 @@ def test_write_json_leaves_the_old_file_if_it_fails(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
 
 
+def test_a_file_whose_writing_is_interrupted_stays_as_it_was(tmp_path, monkeypatch):
+    path = write_json(tmp_path / "a.json", {"old": 1})
+
+    def interrupt(*paths):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_json(path, {"new": 2})
+    assert json.loads(path.read_text()) == {"old": 1}
+
+
 def test_a_new_folder_appears_whole_or_not_at_all(tmp_path):
     path = tmp_path / "runs" / "a"
     with new_folder(path) as partial:
@@ -114,3 +128,7 @@ def test_a_new_folder_appears_whole_or_not_at_all(tmp_path):
     assert [*tmp_path.iterdir()] == [path.parent]
     with pytest.raises(UserError, match=r"a: is in use; give a new folder"), new_folder(path):
         pass
+    (tmp_path / "empty").mkdir()
+    with new_folder(tmp_path / "empty") as partial:
+        (partial / "file").write_text("filled")
+    assert (tmp_path / "empty" / "file").read_text() == "filled"

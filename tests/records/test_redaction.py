@@ -74,5 +74,6 @@ def test_a_token_in_a_recipe_is_refused_unless_transformers_has_hidden_it(tmp_pa
 
 def test_the_recipe_of_a_result_holds_no_secret():
     recipe = {"dataset": {"path": "s3://key:geheim@bucket/a", "token": "geheim", "pad_token": "<pad>"}, "splits": []}
-    public = {"path": "s3://…@bucket/a", "token": "…", "pad_token": "<pad>"}
+    recipe["dataset"]["use_auth_token"] = True  # which says that there is one, and not which
+    public = {"path": "s3://…@bucket/a", "token": "…", "pad_token": "<pad>", "use_auth_token": True}
     assert public_values(recipe, without_secrets) == {"dataset": public, "splits": []}
