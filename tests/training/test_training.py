@@ -121,6 +121,8 @@ def test_a_run_that_was_interrupted_goes_on_and_ends_as_if_it_had_not_been(recip
     state_file = tmp_path / "broken" / "checkpoint-4" / RUN_STATE_FILE
     state = json.loads(state_file.read_text(encoding="utf-8"))
     state_file.write_text(json.dumps({**state, "seconds": state["seconds"] + 1000}), encoding="utf-8")
+    for name in ("evaluation.validation.json", "translations.validation.tsv"):
+        (tmp_path / "broken" / name).write_text("{}")
     capsys.readouterr()
     folder = train(parse_recipe(options))
     record = json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))
@@ -129,6 +131,7 @@ def test_a_run_that_was_interrupted_goes_on_and_ends_as_if_it_had_not_been(recip
     assert f"resuming at {tmp_path / 'broken' / 'checkpoint-4'}" in capsys.readouterr().out
     final, expected = (load_file(each / "model.safetensors") for each in (folder, whole))
     assert all(torch.equal(final[name], expected[name]) for name in expected)
+    assert not [*folder.glob("*.validation.*")], "what was measured of other weights is gone"
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,12 @@ def test_a_cell_of_a_table_is_text_as_it_stands(tmp_path, kind, content, options
     assert table(written(tmp_path, "b.csv", "de,en\n007,True\n1.50,inf\n"))[0] == [("007", "True"), ("1.50", "inf")]
 
 
+def test_an_option_of_a_table_takes_the_place_of_ours(tmp_path):
+    path = written(tmp_path, "a.csv", "de,en\nNA,one\nzwei,two\n")
+    pairs, report = table(path, options={"keep_default_na": True})
+    assert pairs == [("zwei", "two")] and report.skipped == {"source is not text": 1}
+
+
 def test_parquet_with_columns_of_any_name_and_several_compressed_tables(tmp_path):
     rows = [{"german": source, "translation": {"en": target}} for source, target in PAIRS]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")

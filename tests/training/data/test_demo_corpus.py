@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from reluformer.configuration.errors import UserError
+from reluformer.configuration.recipe import DataConfig, DemoConfig
+from reluformer.training.data.corpus import load_split
 from reluformer.training.data.demo_corpus import (
     BASIC_NUMBERS,
     KINDS,
@@ -29,6 +31,8 @@ def test_counts_columns_and_determinism(splits):
     assert splits["test"].column_names == ["source", "target"]
     assert demo_pairs(300, split="test", seed=5)[:] == splits["test"][:]
     assert demo_pairs(300, split="test", seed=6)[:] != splits["test"][:]
+    data = DataConfig(source_language="de", target_language="en", demo=DemoConfig(test=300, seed=5))
+    assert load_split(data, "test")[0][:] == splits["test"][:]
 
 
 def test_a_source_has_one_target(splits):

@@ -94,6 +94,10 @@ def test_the_random_numbers_of_each_process_are_needed(tmp_path):
         (partial / name).write_text("{}")
     publish_checkpoint(partial, checkpoint, {})
     require_whole(checkpoint)
+    (checkpoint / "trainer_state.json").write_text("{]")  # of the same size
+    with pytest.raises(UserError, match=r"trainer_state\.json: is damaged .*; copy the checkpoint again"):
+        require_whole(checkpoint)
+    (checkpoint / "trainer_state.json").write_text("{}")
     for name in ("rng_state_1.pth", "optimizer_0/__0_0.distcp"):
         (checkpoint / name).unlink()
         with pytest.raises(UserError, match=f"its file {name} is missing"):

@@ -91,6 +91,7 @@ def test_a_dead_module_is_recorded_and_training_goes_on(tmp_path):
     trainer, watch = watched(tmp_path, "record", model_with_a_dead_module())
     trainer.train()
     assert watch.divergence is None and trainer.state.global_step == UPDATES
+    assert not trainer.model.base_model._forward_hooks, "a model that is trained once more is counted once"
     assert watch.dead_modules == {"decoder.layers.0.encoder_attn": {"first": LOGGED_EVERY, "last": UPDATES}}
 
 

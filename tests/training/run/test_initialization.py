@@ -1,6 +1,7 @@
 """A recipe that starts from an existing model: its weights, tokenizer and settings, with the fields that may change."""
 
 import json
+import random
 
 import pytest
 import torch
@@ -54,6 +55,16 @@ def marian_recipe(tmp_path):
     path = tmp_path / "layer.yaml"
     path.write_text(yaml.safe_dump(layer), encoding="utf-8")
     return path
+
+
+def test_new_weights_are_drawn_from_the_seed_of_the_recipe(recipe_file):
+    def weights(seed):
+        recipe = parse_recipe(["--config", str(recipe_file), "--training.seed", str(seed)])
+        return build_model(recipe, build_config(recipe)).model.shared.weight
+
+    first, other = random.sample(range(2**32), 2)
+    drawn = weights(first)
+    assert torch.equal(weights(first), drawn) and not torch.equal(weights(other), drawn)
 
 
 @pytest.mark.slow

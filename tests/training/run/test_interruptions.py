@@ -4,9 +4,11 @@ import os
 import signal
 
 import pytest
+from transformers import TrainerControl, TrainerState
 
 from reluformer.commands import main as cli
 from reluformer.training.run.checkpoints import checkpoint_folders, read_run_state
+from reluformer.training.run.interruptions import StopOnSigterm
 
 from .kill_harness import Harness
 
@@ -47,6 +49,14 @@ def test_sigterm_saves_and_the_same_command_goes_on(command, at_log, tmp_path, c
     assert cli.main(command) == 0, capsys.readouterr().err
     # else the mean of the last checkpoints would be another one
     assert [path.name for path in checkpoint_folders(folder)] == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
+
+
+@pytest.mark.parametrize(("epoch", "is_over"), [(1.5, False), (2.0, True)])
+def test_a_training_that_ends_amid_an_epoch_does_not_do_what_belongs_to_its_end(epoch, is_over):
+    control, stop = TrainerControl(should_log=True, should_evaluate=True, should_save=True), StopOnSigterm(None)
+    stop.stopped = True
+    stop.on_epoch_end(None, TrainerState(epoch=epoch), control)
+    assert [control.should_log, control.should_evaluate, control.should_save] == [is_over] * 3
 
 
 def test_ctrl_c_tells_where_the_run_goes_on(command, at_log, tmp_path, capsys):
