@@ -48,6 +48,15 @@ def sharp_model(**fields):
     return model
 
 
+def ending_model(**fields):
+    """One whose translations end after different numbers of tokens, or at the limit."""
+    model = sharp_model(**MODELS["relu2, length"], **fields)
+    with torch.no_grad():
+        model.lm_head.weight[2].mul_(10)
+        model.final_logits_bias[0, 2] += 4
+    return model
+
+
 def generated(model, search: Search) -> list[list[int]]:
     """By Transformers, without what stands behind the end."""
     longest = max(map(len, SOURCES))
@@ -65,12 +74,13 @@ def generated(model, search: Search) -> list[list[int]]:
     [Search(1, 12), Search(4, 12), Search(3, 9, length_penalty=0.0), Search(2, 9, length_penalty=2.0)],
     ids=str,
 )
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, "some end"])
 def test_the_tokens_are_those_of_generate(name, search, threads):
-    model = sharp_model(**MODELS[name])
+    model = sharp_model(**MODELS[name]) if name in MODELS else ending_model()
     assert reason_against(model, {}) is None
     hypotheses = FastTranslationModel(model, "float32").translate(SOURCES, search, scores=True)
     assert [each.ids for each in hypotheses] == generated(model, search)
+    assert name in MODELS or len({len(each.ids) for each in hypotheses}) > 2
     for source, (ids, log_probability) in zip(SOURCES, hypotheses, strict=True):
         assert log_probability == pytest.approx(log_probability_of(model, source, ids), abs=2e-4)
 
@@ -88,9 +98,7 @@ def log_probability_of(model, source, ids):
 @pytest.mark.parametrize("computed_by", ["compiled", "generate"])
 def test_scores_are_the_mean_log_probabilities_of_the_tokens(computed_by, num_beams, monkeypatch):
     tokenizer = demo_tokenizer(200)
-    model = sharp_model(vocab_size=len(tokenizer))
-    with torch.no_grad():
-        model.final_logits_bias[0, tokenizer.eos_token_id] += 8  # some translations end before others
+    model, lengths = ending_model(vocab_size=len(tokenizer)), set()
     if computed_by == "generate":
         monkeypatch.setattr(translation, "reason_against", lambda *_: "a test")
     texts = ["eins", " ", "zwei drei vier fünf sechs. Sieben acht!", "neun"]
@@ -103,6 +111,8 @@ def test_scores_are_the_mean_log_probabilities_of_the_tokens(computed_by, num_be
         source = tokenizer(text)["input_ids"]
         ids = FastTranslationModel(model, "float32").translate([source], search)[0].ids
         assert score == pytest.approx(log_probability_of(model, source, ids) / len(ids), abs=1e-4)
+        lengths.add(len(ids))
+    assert len(lengths) == 2, "one ends before the other"
     parts = [tokenizer(text)["input_ids"] for text in ("zwei drei vier fünf sechs.", "Sieben acht!")]
     of_parts = [FastTranslationModel(model, "float32").translate([part], search, scores=True)[0] for part in parts]
     total, tokens = sum(each.log_probability for each in of_parts), sum(len(each.ids) for each in of_parts)

@@ -120,13 +120,21 @@ def test_texts_with_different_limits_are_not_batched_together(model, tokenizer):
     assert [translator.limit(n) for n in (1, 16, 17)] == [48, 48, POSITIONS]
 
 
-def test_the_model_is_given_back_as_it_was_and_can_go_on_training(model, tokenizer):
+def test_the_model_is_given_back_as_it_was_and_can_go_on_training(model, tokenizer, monkeypatch):
     """Nothing that was made in inference mode may stay in it, and no dropout changes a translation."""
     translator = Translator(model.eval(), tokenizer, num_beams=1)
     first = translator(TEXTS[0])
     assert not model.training
     model.train()
     assert translator(TEXTS[0]) == first and model.training
+
+    def failing(*args):
+        raise MemoryError
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(translator, "_generate", failing)
+        translator(TEXTS[0])
+    assert model.training
     ids = torch.tensor([tokenizer(TEXTS[0])["input_ids"]])
     model(input_ids=ids, labels=ids).loss.backward()
     model.zero_grad()
@@ -251,6 +259,14 @@ def test_translations_come_in_order_as_soon_as_they_are_done(model, tokenizer, c
     with pytest.raises(MemoryError):
         done += stream
     assert 1 < len(done) < len(texts) and done == expected[: len(done)]
+
+
+def test_a_stream_fills_its_batches_to_the_end(model, tokenizer, calls, monkeypatch):
+    monkeypatch.setattr("reluformer.translating.translation._BATCHES_AT_ONCE", 1)
+    length = len(tokenizer("hund")["input_ids"])
+    translator = Translator(model, tokenizer, num_beams=1, batch_tokens=4 * length)
+    assert len(list(translator.stream(["hund"] * 10))) == 10
+    assert calls == [(4, length), (4, length), (2, length)]
 
 
 def test_translations_cut_at_the_limit_are_reported_and_others_are_not(tokenizer, caplog):
