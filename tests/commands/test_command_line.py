@@ -199,6 +199,7 @@ def test_train_evaluate_and_translate(capsys, recipe_file, tmp_path, monkeypatch
     finished = assert_one_line_error(capsys, "train", "--config", recipe_file)
     assert "--overwrite" in finished
 
+    assert {"README.md", "attention_map.png", "training_curve.png"} <= {path.name for path in folder.iterdir()}
     folder = folder.rename(tmp_path / "moved")  # its recipe still names the place where it was trained
     status, out, _ = run(capsys, "evaluate", "--run", folder, "--split", "validation", "--num_beams", "1")
     assert status == 0

@@ -92,6 +92,9 @@ def test_the_page_is_a_folder_of_static_files(without_export, tmp_path, capsys):
         "quality": "no score of it is known here",
         "doubt": None,
     }  # fmt: skip
+    config, settings = without_export.model.config, json.loads((page / "models/a/page.json").read_text())
+    assert settings["heads"] * settings["headSize"] == config.d_model and settings["heads"] > 1
+    assert (settings["start"], settings["end"]) == (config.decoder_start_token_id, config.eos_token_id)
     assert "sdk: static\nlicense: cc-by-2.0" in (page / "README.md").read_text()
     assert (page / "models/a/README.md").is_file(), "the licence of a model goes with it"
 

@@ -195,6 +195,8 @@ def test_its_properties_are_those_of_the_function(name):
 
 def test_the_table_names_every_activation():
     assert [*ACTIVATIONS] == [*POINTWISE, *NORMALIZED]
+    for activation in ACTIVATIONS.values():
+        assert "x_{ij}" in activation.latex and "x_{ij}" not in activation.title
 
 
 def test_the_masks_of_the_library_s_own_functions():

@@ -43,6 +43,7 @@ def checkout(tmp_path):
 def test_git_state_of_a_checkout_is_dirty_by_its_source_and_not_by_results(checkout):
     state = git_state(checkout / "source")
     assert re.fullmatch(r"[0-9a-f]{40}", state["git_commit"]) and state["git_dirty"] is False
+    assert git_state(checkout / "source" / "file.py") == state
     for name in ("benchmarks/results/a.json", "models/a/figures.json", "models/a/onnx/encoder_model.onnx"):
         results = checkout / name
         results.parent.mkdir(parents=True, exist_ok=True)

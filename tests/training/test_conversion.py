@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -15,6 +16,7 @@ from transformers.generation import utils as generation_utils
 from reluformer import ReLUFormerForConditionalGeneration, use_relu_attention
 from reluformer.commands import main as cli
 from reluformer.configuration.errors import UserError
+from reluformer.training import conversion
 from reluformer.training.conversion import convert, converted_config, marian_config
 
 from ..conftest import skip_beams_of_two_vocabularies
@@ -209,6 +211,25 @@ def test_the_tokenizer_is_copied_without_its_library(tmp_path, monkeypatch):
     assert settings == {"tokenizer_class": "MarianTokenizer"}
     (tmp_path / "marian" / "source.spm").unlink()
     assert "none was copied" in convert(tmp_path / "marian", tmp_path / "bare")[1][0]
+
+
+def test_of_a_model_on_the_hub_the_files_of_its_tokenizer_are_fetched_and_not_its_weights(tmp_path, monkeypatch):
+    hub, fetched = tmp_path / "hub", tmp_path / "fetched"
+    save_marian(hub)
+    for name in ("source.spm", "target.spm", "vocab.json", "tokenizer_config.json", "preprocessor_config.json"):
+        (hub / name).write_text("{}")
+
+    def fetch(source, allow_patterns):
+        ignored = shutil.ignore_patterns(*allow_patterns)
+        shutil.copytree(hub, fetched, ignore=lambda folder, names: set(names) - ignored(folder, names))
+        return fetched
+
+    monkeypatch.setattr(conversion, "snapshot_download", fetch)
+    (tmp_path / "target").mkdir()
+    assert conversion._copy_preprocessor("owner/model", tmp_path / "target", "marian") == []
+    expected = {"source.spm", "target.spm", "vocab.json", "tokenizer_config.json", "preprocessor_config.json"}
+    assert {path.name for path in (tmp_path / "target").iterdir()} == expected
+    assert {path.name for path in fetched.iterdir()} == expected
 
 
 def test_marians_sentencepiece_tokenizer_loads_unchanged(tmp_path, monkeypatch):

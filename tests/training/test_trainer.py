@@ -164,6 +164,15 @@ def test_a_training_log_does_not_hold_figures_of_the_evaluation(tmp_path):
     assert all(log["target_tokens_per_update"] <= TOKENS_PER_BATCH for log in logs)
 
 
+def test_an_update_has_the_pairs_of_all_processes(tmp_path):
+    trainer = tiny_trainer(tmp_path)
+    pairs_per_batch = len(trainer.train_dataset) / len(trainer.batches)
+    for processes, accumulated in ((1, 1), (3, 1), (2, 4)):
+        arguments = SimpleNamespace(world_size=processes, gradient_accumulation_steps=accumulated)
+        pairs = trainer.get_total_train_batch_size(arguments)
+        assert pairs == pytest.approx(pairs_per_batch * processes * accumulated, abs=0.5)
+
+
 def test_several_gpus_in_one_process_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(Seq2SeqTrainingArguments, "n_gpu", 2)
     with pytest.raises(UserError, match="torchrun --nproc_per_node 2"):

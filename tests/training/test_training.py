@@ -61,6 +61,7 @@ def test_a_run_leaves_everything_in_its_folder(recipe_file, capsys):
     assert {path.name for path in folder.iterdir()} >= ALL_FILES
     printed = capsys.readouterr().out
     assert "demo train: 120 of 120 pairs kept" in printed
+    assert f"tokenizer: {len(AutoTokenizer.from_pretrained(folder)):,} pieces" in printed
     assert re.search(r"\nexact match: \d+\.\d\d % on 5 held-out sentences \(test\)\n\Z", printed)
 
     record = json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))

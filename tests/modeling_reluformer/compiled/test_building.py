@@ -5,6 +5,7 @@ import logging
 import runpy
 import shutil
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -54,6 +55,16 @@ def test_the_name_tells_sources_flags_machine_and_torch_apart(tmp_path, monkeypa
     monkeypatch.setattr(torch, "__version__", "9.9")
     names.append(name())
     assert len(set(names)) == len(names)
+
+
+def test_libraries_are_kept_in_the_folder_of_torchs_extensions_else_in_a_cache_of_the_user(monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", "/extensions")
+    assert library._cache_folder() == Path("/extensions")
+    monkeypatch.delenv("TORCH_EXTENSIONS_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert library._cache_folder() == Path("/caches/reluformer")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert library._cache_folder() == Path.home() / ".cache/reluformer"
 
 
 @needs_compiler
