@@ -128,6 +128,8 @@ def test_half_precision_stays_as_it_is(tmp_path):
     convert(tmp_path / "marian", tmp_path / "reluformer")
     marian, model = (load_file(tmp_path / name / "model.safetensors") for name in ("marian", "reluformer"))
     assert all(tensor.dtype == torch.bfloat16 and torch.equal(tensor, marian[name]) for name, tensor in model.items())
+    converted, _ = convert(tmp_path / "reluformer", tmp_path / "relu", attention="relu")
+    assert converted.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("attention", ["relu", "rela", "relu_vit", "sigmoid"])

@@ -58,6 +58,8 @@ def test_the_converted_model_computes_the_same(foreign, tmp_path, capsys):
     assert torch.equal(ours, theirs) and ours.shape == (3, 16)
     tokenizers = [AutoTokenizer.from_pretrained(tmp_path / folder) for folder in ("ours", "foreign")]
     assert tokenizers[0]("(0)").input_ids == tokenizers[1]("(0)").input_ids
+    settings = [json.loads((tmp_path / each / "tokenizer_config.json").read_text()) for each in ("ours", "foreign")]
+    assert settings[0] == settings[1], "its class, too, where it has one of its own"
     assert tokenizers[0].apply_chat_template([{"role": "user", "content": "(0)"}], tokenize=False) == "(0)"
     # every weight is there, and none was changed
     saved = load_file(tmp_path / "ours" / "model.safetensors")
@@ -95,6 +97,8 @@ def test_every_field_arrives():
     config = llama_config(LlamaConfig(rope_parameters=rotary, rms_norm_eps=1e-3, mlp_bias=True, head_dim=64))
     assert config.rope_parameters == rotary and config.head_dim == 64
     assert (config.norm_eps, config.ffn_bias, config.value_bias, config.num_key_value_heads) == (1e-3, True, False, 32)
+    config = llama_config(LlamaConfig(attention_bias=True))
+    assert config.query_key_bias and config.value_bias and config.output_bias and not config.ffn_bias
 
 
 def test_an_old_checkpoint_of_the_model_without_head(tmp_path):

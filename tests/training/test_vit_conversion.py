@@ -9,7 +9,7 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 from reluformer import ReLUFormerForImageClassification
 from reluformer.commands import main as cli
 from reluformer.configuration.errors import UserError
-from reluformer.training.conversion import convert, vit_weights
+from reluformer.training.conversion import convert, vit_config, vit_weights
 
 from .tiny_marian import without
 
@@ -44,6 +44,17 @@ def test_the_converted_model_computes_the_same(vit, tmp_path, capsys):
     for name, tensor in vit_weights(vit.state_dict()).items():
         torch.testing.assert_close(saved.pop(name), tensor, rtol=0, atol=0)
     assert saved == {}
+
+
+def test_every_field_arrives():
+    fields = {
+        **{"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3, "initializer_range": 0.1},
+        **{"layer_norm_eps": 1e-3, "hidden_act": "relu", "image_size": 12, "patch_size": 6, "num_channels": 1},
+        **{"qkv_bias": False, "id2label": NAMES, "problem_type": "regression", **SIZES},
+    }
+    config = vit_config(ViTConfig(**fields))
+    assert {name: getattr(config, name) for name in fields} == fields
+    assert (config.pooling, config.attention_qk_norm, config.initialization) == ("cls", False, "normal")
 
 
 def test_another_attention_keeps_the_weights(vit, tmp_path):

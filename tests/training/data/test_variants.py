@@ -7,6 +7,7 @@ import pytest
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe import VariantsConfig
 from reluformer.configuration.recipe_parser import parse_recipe
+from reluformer.training.data import variants as variants_module
 from reluformer.training.data.corpus import load_split
 from reluformer.training.data.variants import foreign_text, typographic_quotes, vary, with_variants
 from reluformer.training.run.preparation import prepare_corpus
@@ -29,6 +30,11 @@ def varied(pairs, **shares) -> list[tuple[str, str]]:
 
 def test_without_shares_the_pairs_come_as_they_are_once_a_pass(pairs):
     assert varied(pairs, passes=2) == [*zip(SOURCES, TARGETS, strict=True)] * 2
+
+
+def test_no_pair_is_lost_between_the_blocks_that_are_read_at_once(pairs, monkeypatch):
+    monkeypatch.setattr(variants_module, "_BLOCK", 7)
+    assert varied(pairs, seed=7) == [*zip(SOURCES, TARGETS, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +86,9 @@ def test_other_scripts_stay_as_they_are(pairs):
     assert all(source == target and not source.isascii() and source == source.strip() for source, target in rows)
     assert len({source for source, _ in rows}) > 0.9 * ROWS
     generator = np.random.default_rng(0)
-    assert {ord(foreign_text(generator)[0]) >> 8 for _ in range(300)} >= {0x3, 0x4, 0x5, 0x6, 0x9, 0x30, 0x1F6}
+    texts = [foreign_text(generator) for _ in range(300)]
+    assert {ord(text[0]) >> 8 for text in texts} >= {0x3, 0x4, 0x5, 0x6, 0x9, 0x30, 0x1F6}
+    assert set("αωаяאת") <= set("".join(texts)), "from the first letter to the last"
 
 
 def test_shares_are_met_and_draws_are_new_in_each_pass_and_the_same_again(pairs):
