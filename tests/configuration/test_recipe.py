@@ -227,6 +227,7 @@ def test_a_file_that_is_no_recipe_is_refused(write, text, named):
         (["--training.max_steps", "0"], "training.max_steps: 0"),
         (["--training.max_steps", "-1", "--training.num_train_epochs", "0"], "training.max_steps: 0"),
         (["--training.learning_rate", "-1"], "training.learning_rate: -1.0 must be at least 0"),
+        (["--training.seed", str(2**32)], f"training.seed: {2**32} must be at most {2**32 - 1}"),
         (["--data.text", "moses", "--tokenizer.moses", "true"], "tokenizer.moses: would tokenise what"),
         (["--data.text", "moses", "--evaluation.headline", "moses_lowercase_bleu"], "choose tokenized_bleu or bleu"),
         (["--evaluation.headline", "tokenized_bleu"], "choose moses_lowercase_bleu or bleu"),
@@ -250,6 +251,18 @@ def test_a_file_that_is_no_recipe_is_refused(write, text, named):
 )  # fmt: skip
 def test_what_people_mistype_and_what_would_have_no_effect_is_refused(small, arguments, named):
     assert named in refusal("--config", small(), *arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--training.seed", str(2**32 - 1)],
+        ["--averaging.last_checkpoints", "2", "--training.max_steps", "10", "--training.save_steps", "10"],
+        ["--averaging.last_checkpoints", "2", "--training.save_steps", "5", "--training.save_total_limit", "2"],
+    ],
+)
+def test_what_just_lies_within_the_limits_is_taken(small, arguments):
+    parse_recipe(["--config", small(), *arguments])
 
 
 FILES = {"source": "a", "target": "b"}
