@@ -9,6 +9,7 @@ from datasets import Dataset
 from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
 
 from reluformer import ReLUFormerDecoderConfig, ReLUFormerForCausalLM
+from reluformer.modeling_reluformer.modeling_decoder import next_token_labels
 
 from ..training.tiny_run import collate
 from .cases import (
@@ -149,6 +150,27 @@ def test_labels_that_are_shifted_already():
     for labels in (None, token_ids(seed=5)):
         found = model(ids, labels=labels, shift_labels=aligned)
         torch.testing.assert_close((found.loss, found.regularization), (expected.loss, expected.regularization))
+
+
+def test_padding_between_packed_sequences_predicts_nothing():
+    segments = torch.tensor([[0, 0, 1, 1, 1, 2, 2, 0, 0, 0]])
+    labels = torch.arange(1, 11)[None]  # of the padding, too
+    expected = [[-100, -100, 4, 5, -100, 7, -100, -100, -100, -100]]
+    assert next_token_labels(labels, segments).tolist() == expected
+
+
+def test_positions_that_jump_behind_a_cache_pack_nothing():
+    model, ids, positions = decoder_model(**RELU), token_ids(2, 9), torch.tensor([[0, 1, 2, 3, 4, 7, 8, 5, 6]])
+    expected = model(ids, attention_mask=torch.ones_like(ids), position_ids=positions).logits
+    first = model(ids[:, :4], use_cache=True)
+    found = model(ids[:, 4:], past_key_values=first.past_key_values, position_ids=positions[:, 4:])
+    torch.testing.assert_close(found.logits, expected[:, 4:], atol=1e-5, rtol=0)
+
+
+def test_a_training_with_labels_keeps_no_keys_and_values():
+    model, ids = decoder_model(**RELU), token_ids()
+    assert model(ids, labels=ids).past_key_values is not None
+    assert model.train()(ids, labels=ids, use_cache=True).past_key_values is None
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from reluformer import ReLUFormerForConditionalGeneration
-from reluformer.modeling_reluformer.loss_reluformer import LossParts, row_weights, sentence_rows
+from reluformer.modeling_reluformer.loss_reluformer import LossParts, activation_norms, row_weights, sentence_rows
 
 from ..conftest import random_tokens, tiny_config, tiny_model
 from ..training.tiny_run import collate, tiny_pairs
@@ -78,6 +78,19 @@ def test_a_row_weighs_the_targets_of_its_sentence_over_its_rows(dtype):
     labels = torch.tensor([[1, 2, 2, 2], [1, 0, 0, 0]], dtype=dtype)
     expected = torch.tensor([[1 / 3, 1 / 3, 1 / 3, 3.0, 0.0], [0.0, 0.0, 1 / 3, 1 / 3, 1 / 3]])
     torch.testing.assert_close(row_weights(rows, labels, 2), expected)
+
+
+def test_a_sequence_may_have_no_tokens_on_one_side():
+    labels, one, two = torch.tensor([[5, 6, 7]]), torch.tensor([[1, 1, 1]]), torch.tensor([[1, 2, 2]])
+    for source, target, expected in ((one, two, ([1 / 3] * 3, [1.0] * 3)), (two, one, ([3.0, 0.0, 0.0], [1.0] * 3))):
+        found = sentence_rows(labels, None, 3, source, target)
+        torch.testing.assert_close(found, tuple(torch.tensor([rows]) for rows in expected))
+
+
+def test_activations_in_bfloat16_are_summed_in_float32():
+    activations, weight = torch.randn(2, 3, 4000).bfloat16(), torch.rand(2, 3)
+    expected = (activations.double().abs().sum(-1) * weight).sum()
+    torch.testing.assert_close(activation_norms(activations, weight).double(), expected[None], rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

@@ -42,6 +42,11 @@ def test_fused_and_eager_are_the_same_model():
     torch.testing.assert_close(*results, atol=2e-5, rtol=1e-4)
 
 
+def test_pictures_in_float32_go_into_a_model_in_bfloat16():
+    model = vision_model().bfloat16()
+    torch.testing.assert_close(model(pictures()).logits, model(pictures().bfloat16()).logits, atol=0, rtol=0)
+
+
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_each_dropout_falls_at_its_place_with_its_rate(pooling, monkeypatch):
     """What is dropped on average, taken into the weights behind or before it, gives the model in evaluation."""
@@ -143,7 +148,9 @@ def test_the_start_of_the_paper():
     assert largest <= (6 / (64 + 24)) ** 0.5 < 1.05 * largest
     assert not model.classifier.weight.any()
     torch.testing.assert_close(model.classifier.bias, torch.full((CLASSES,), 1 / CLASSES).log())
-    assert abs(float(model.model.embeddings.position_embeddings.detach().std()) * 8 - 1) < 0.3
+    embeddings = model.model.embeddings
+    assert abs(float(embeddings.position_embeddings.detach().std()) * 8 - 1) < 0.3
+    assert abs(float(embeddings.patch_embeddings.weight.detach().std()) * (3 * 4 * 4) ** 0.5 - 1) < 0.08
     plain = ReLUFormerForImageClassification(vision_config(initialization="normal"))
     assert 0.01 < float(plain.classifier.weight.detach().std()) < 0.03
 
@@ -173,7 +180,7 @@ def test_positions_are_interpolated_as_vit_does():
     expected, found = (each(large, interpolate_pos_encoding=True) for each in (vit, model))
     torch.testing.assert_close(found.logits, expected.logits, atol=1e-5, rtol=0)
     assert found.logits.isfinite().all()
-    oblong = vit_model(image_size=(8, 12))  # of 2 × 3 patches, which the library cannot interpolate
+    oblong = vit_model(image_size=(8, 12), patch_size=(4, 2))  # of 2 × 6 patches, which the library cannot interpolate
     embeddings = convert_model(oblong, None)[0].model.embeddings
     torch.testing.assert_close(embeddings._interpolated(8, 12), embeddings.position_embeddings)
 

@@ -170,6 +170,13 @@ def test_packed_sequences(path, activation):
         assert_equals_reference(inputs, packed | ({} if padding is None else {"key_padding_mask": padding}), activation)
 
 
+@pytest.mark.parametrize("activation", ["relu", "sigmoid"])
+def test_packed_sequences_that_fill_whole_tiles_together_end_within_them(path, activation):
+    ends = torch.tensor([0, 50, 128]).int()
+    inputs = random_inputs(batch=1, queries=128, keys=128, head_dim=32, dtype=path.dtype)
+    assert_equals_reference(inputs, {"cu_seqlens_q": ends, "cu_seqlens_k": ends}, activation)
+
+
 @pytest.mark.parametrize(
     ("scaling", "expected"),
     [

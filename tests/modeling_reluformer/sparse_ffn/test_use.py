@@ -188,6 +188,21 @@ def test_training_gradients_autocast_and_hooks_are_dense(name, calls):
     assert len(seen) == 2
 
 
+def test_a_call_under_torch_compile_is_dense(calls):
+    mlp = use_sparse_ffn(build("decoder-glu")).model.layers[0].mlp
+    rows = torch.randn(1, 2, mlp.gate_proj.in_features)
+    calls.clear()
+    with torch.no_grad():
+        found = torch.compile(mlp, backend="eager", fullgraph=True)(rows)
+        assert torch.equal(found, type(mlp).forward(mlp, rows)) and not calls
+
+
+def test_rows_of_another_dtype_than_the_weights_are_refused_as_by_the_dense_model():
+    mlp = use_sparse_ffn(build("decoder-glu").bfloat16()).model.layers[0].mlp
+    with torch.no_grad(), pytest.raises(RuntimeError, match="same dtype"):
+        mlp(torch.randn(1, 2, mlp.gate_proj.in_features))
+
+
 @pytest.mark.parametrize("name", ["up_proj", "act_fn", "up_fn"])
 def test_a_part_that_is_replaced_afterwards_is_computed(name):
     model = use_sparse_ffn(build("decoder-dglu"))
