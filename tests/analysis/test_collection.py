@@ -4,7 +4,16 @@ alone."""
 import pytest
 import torch
 
-from reluformer.analysis.collection import CROSS, DECODER_SELF, ENCODER_SELF, Batch, attention_rows, pair_batch
+from reluformer.analysis.collection import (
+    ALL,
+    CROSS,
+    DECODER_SELF,
+    ENCODER_SELF,
+    Batch,
+    HeadSums,
+    attention_rows,
+    pair_batch,
+)
 from reluformer.analysis.entropy import entropy_table
 from reluformer.analysis.feed_forward import feed_forward_blocks
 from reluformer.analysis.inputs import Subject
@@ -86,3 +95,12 @@ def test_weight_on_keys_that_should_be_hidden_is_refused(small_tokenizer, encode
     monkeypatch.setattr(model, "forward", lambda attention_mask, **inputs: forward(**inputs))
     with pytest.raises(UserError, match="marian: encoder_self attention has weight on padding"):
         measured(model, in_batches(model, encoded, 5))
+
+
+def test_groups_come_in_the_order_of_modules_and_layers():
+    sums = HeadSums()
+    for module, layer in (("decoder_ffn", 0), (CROSS, 0), (DECODER_SELF, 1), (ENCODER_SELF, 0), (DECODER_SELF, 0)):
+        sums.add(module, layer, {"rows": torch.ones(3, 2)})
+    found = [(group["module"], group["layer"]) for group, _ in sums.groups() if group["head"] == ALL]
+    modules = [(ENCODER_SELF, 1), (DECODER_SELF, 2), (CROSS, 1), ("decoder_ffn", 1)]
+    assert found == [(ALL, ALL), *((name, at) for name, layers in modules for at in (ALL, *range(1, layers + 1)))]

@@ -1,5 +1,6 @@
 """Curves: whatever the log holds is drawn, and nothing else."""
 
+import pytest
 from matplotlib.figure import Figure
 
 from reluformer.analysis.curves import PANELS, plot_training_curve
@@ -59,6 +60,19 @@ def test_lines_of_a_panel_are_told_apart(tmp_path, monkeypatch):
             (line.get_color(), str(line.get_linestyle()), str(line._unscaled_dash_pattern)) for line in axes.get_lines()
         }
         assert len({color for color, *_ in looks}) == len(looks) == len(axes.get_lines())
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_the_lowest_panels_of_both_columns_name_the_updates(count, tmp_path, monkeypatch):
+    keys = ("eval_perplexity", "eval_bleu", "regularization", "learning_rate")[:count]
+    panels = drawn([{"step": 10, **dict.fromkeys(keys, 1.0)}], tmp_path / "a.png", monkeypatch)
+    assert [axes.get_xlabel() for axes in panels.values()] == [""] * (count - 2) + ["updates"] * min(count, 2)
+
+
+@pytest.mark.parametrize(("points", "marker"), [(1, "o"), (12, "o"), (13, "None")])
+def test_few_points_have_marks(points, marker, tmp_path, monkeypatch):
+    panels = drawn([{"step": step, "loss": 1.0} for step in range(points)], tmp_path / "a.png", monkeypatch)
+    assert [line.get_marker() for axes in panels.values() for line in axes.get_lines()] == [marker]
 
 
 def test_a_log_with_nothing_to_draw_has_no_picture(tmp_path):

@@ -44,6 +44,12 @@ def test_groups_of_positions_by_hand():
         assert table[name]["accuracy"] == pytest.approx((p.argmax(dim=-1) == wanted).double().mean().item())
 
 
+def test_logits_in_bfloat16_are_summed_in_float32():
+    labels, logits = torch.randint(0, 300, (1, 50)), torch.randn(1, 50, 300).bfloat16()
+    found = likelihood_table([(labels, logits)])[0]["nll"]
+    assert found == pytest.approx(float(cross_entropy(logits[0].double(), labels[0])), rel=1e-5)
+
+
 @pytest.mark.parametrize(("label", "value"), [(-100, "nan"), (1, "inf")])
 def test_what_has_no_likelihood_is_refused(label, value):
     logits = torch.tensor([[[0.0, -torch.inf, 0.0]]])
