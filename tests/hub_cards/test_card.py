@@ -111,6 +111,12 @@ def test_a_figure_tells_of_what_computed_it(run, device, shown):
     assert f"\nMeasured: {shown}.\n" in render_card(run)
 
 
+@pytest.mark.parametrize(("is_dirty", "shown"), [(True, ", with local changes"), (False, "")])
+def test_a_figure_tells_of_the_code_that_computed_it(run, is_dirty, shown):
+    change(run / "evaluation.test.json", git_commit="0123456789abcdef", git_dirty=is_dirty)
+    assert f"commit 0123456789ab{shown}.\n" in render_card(run)
+
+
 MEASURED = {
     "training_record.json": {
         "updates": "| updates |",

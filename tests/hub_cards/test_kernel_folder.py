@@ -15,6 +15,7 @@ import reluformer
 from reluformer import relu_attention
 from reluformer.commands import kernel
 from reluformer.configuration.errors import UserError
+from reluformer.hub_cards import kernel as kernel_module
 from reluformer.hub_cards.kernel import BACKENDS, VERSION, write_kernel
 
 from ..modeling_reluformer.cases import python_loop, run_without_package
@@ -99,6 +100,21 @@ def test_the_metadata_is_what_kernels_reads(folder):
         assert (str(metadata.backend.backend_type).lower(), metadata.backend.archs) == (backend, BACKENDS[backend])
         assert (metadata.python_depends, metadata.kernel_depends) == ([], [])
         metadata.digest.validate(rust.Digest.hash_variant(metadata.digest.algorithm, variant))  # raises if it differs
+
+
+def test_later_gpus_than_the_oldest_are_served_too():
+    assert BACKENDS["cuda"] == [f"{min(SHARED_MEMORY) / 10:.1f}+PTX"]
+
+
+def test_only_what_computes_the_same_has_the_same_name(folder, tmp_path, monkeypatch):
+    """`kernels` imports a kernel by its id, once in a process."""
+
+    def names(of):
+        return [json.loads((variant / "metadata.json").read_text())["id"] for variant in variants(of)]
+
+    assert names(write_kernel(tmp_path / "again", repo_id=REPO_ID)) == names(folder)
+    monkeypatch.setattr(kernel_module, "_NOTHING_COMPILED", kernel_module._NOTHING_COMPILED + "\n")
+    assert not set(names(write_kernel(tmp_path / "other", repo_id=REPO_ID))) & set(names(folder))
 
 
 def test_the_card_is_valid_and_its_example_runs(folder, monkeypatch):

@@ -99,6 +99,16 @@ def test_evaluations_after_the_training_are_added(trained):
     assert "`test`, of these weights:" in render_card(folder)
 
 
+def test_evaluations_during_another_training_are_not_those_of_the_one_before(trained, monkeypatch):
+    folder, trainer = trained
+    (callback,) = (each for each in trainer.callback_handler.callbacks if isinstance(each, ModelCardCallback))
+    monkeypatch.setattr(callback, "_record", callback._record)
+    before = (folder / "training_record.json").read_text()
+    callback.on_train_begin(trainer.args, trainer.state, trainer.control)
+    callback.on_evaluate(trainer.args, metrics={"other_runtime": 1.0, "other_goodness": 0.5})
+    assert (folder / "training_record.json").read_text() == before
+
+
 def test_the_prefix_of_an_evaluation_is_told_from_its_metrics():
     logged = {"eval_decoder_runtime": 3.0, "eval_bleu": 20.0, "eval_runtime": 1.0, "eval_samples_per_second": 2.0}
     assert evaluation_of(logged) == {"eval": {"decoder_runtime": 3.0, "bleu": 20.0}}

@@ -217,6 +217,11 @@ def test_what_is_not_to_be_published_is_one_line(run, capsys, says):
     assert says in line and str(run) in line and "geheim" not in line
 
 
+def test_a_slash_alone_is_no_path_of_this_machine(run):
+    change(run / "tokenizer_config.json", word_separator="/")
+    publish(run, REPO, dry_run=True)
+
+
 @pytest.mark.parametrize("repo_id", ["little", "a/b/c", "me/lit tle", ""])
 def test_a_bad_repository_is_refused_before_anything_else(repo_id, capsys):
     assert cli.main(["publish", "--run", "nowhere", "--repo-id", repo_id]) == 2
