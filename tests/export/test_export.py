@@ -1,5 +1,6 @@
 """ONNX graphs compute what PyTorch computes, generate the same tokens, and translate under the same commands."""
 
+import math
 import shutil
 
 import pytest
@@ -150,12 +151,13 @@ def run_all(session, feeds):
     return dict(zip((item.name for item in session.get_outputs()), session.run(None, feeds), strict=True))
 
 
-def test_graphs_that_differ_are_not_left_behind(trained, graphs_at_hand, tmp_path, monkeypatch):
-    """By n_i of one row among fifty: the smallest mistake of attention that is worth the name."""
+@pytest.mark.parametrize("factor", [1.01, math.nan])
+def test_graphs_that_differ_are_not_left_behind(factor, trained, graphs_at_hand, tmp_path, monkeypatch):
+    """By n_i of one row among fifty, the smallest mistake of attention that is worth the name; or by no number."""
 
     def other(name, dtype):
         model, tokenizer = load(name, dtype=dtype)
-        model.config.attention_gamma *= 1.01
+        model.config.attention_gamma *= factor
         return model, tokenizer
 
     load = exporting.load_model_and_tokenizer
