@@ -48,9 +48,18 @@ def test_the_converted_model_computes_the_same(vit, tmp_path, capsys):
 
 def test_every_field_arrives():
     fields = {
-        **{"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3, "initializer_range": 0.1},
-        **{"layer_norm_eps": 1e-3, "hidden_act": "relu", "image_size": 12, "patch_size": 6, "num_channels": 1},
-        **{"qkv_bias": False, "id2label": NAMES, "problem_type": "regression", **SIZES},
+        "hidden_dropout_prob": 0.2,
+        "attention_probs_dropout_prob": 0.3,
+        "initializer_range": 0.1,
+        "layer_norm_eps": 1e-3,
+        "hidden_act": "relu",
+        "image_size": 12,
+        "patch_size": 6,
+        "num_channels": 1,
+        "qkv_bias": False,
+        "id2label": NAMES,
+        "problem_type": "regression",
+        **SIZES,
     }
     config = vit_config(ViTConfig(**fields))
     assert {name: getattr(config, name) for name in fields} == fields
