@@ -81,12 +81,13 @@ def chosen_scores(result: Mapping[str, Any], start: str, text: str) -> dict[int,
 def scores_table() -> str:
     """For docs/fine_tuning.md: captions, and Tatoeba's sentences, by where the training started."""
     result = read_result(RESULTS / RESULT)
-    columns = [(start, text) for text in ("test", "tatoeba") for start in STARTS]
-    scores = [chosen_scores(result, *column) for column in columns if column != ("new", "tatoeba")]
-    titles = [f"captions, {STARTS[start]}" for start in STARTS]
-    titles += [f"Tatoeba, {STARTS[start]}" for start in STARTS if start != "new"]
-    before = result["before"]
-    rows = [["none", "0", "", f"{before['test']:.1f}", "", f"{before['tatoeba']:.1f}", ""]]
+    texts = {"test": "captions", "tatoeba": "Tatoeba"}
+    # new weights know nothing of Tatoeba
+    columns = [(start, text) for text in texts for start in STARTS if (start, text) != ("new", "tatoeba")]
+    titles = [f"{texts[text]}, {STARTS[start]}" for start, text in columns]
+    scores = [chosen_scores(result, *column) for column in columns]
+    before = [f"{result['before'][text]:.1f}" if start == "base" else "" for start, text in columns]
+    rows = [["none", "0", *before]]
     for pairs, updates in result["updates"].items():
         cells = [mean_and_each(each[int(pairs)], "{:.1f}") if int(pairs) in each else "" for each in scores]
         rows.append([f"{int(pairs):,}", f"{updates:,}", *cells])

@@ -29,16 +29,18 @@ from reluformer.training.scoring.metrics import score_translations
 from reluformer.translating.readers import text_lines
 from reluformer.translating.translation import Translator
 
-# By name, the share of `data.variants` that is 1.
-VARIANTS = ("plain", "lower", "upper", "no_punctuation", "umlauts", "quotes")
-WHOLE, SPLIT = "three in a line, as one text", "three in a line, by sentences"
-WORDS = {
+# What the sources are like, by the name of the share of `data.variants` that is 1.
+VARIANTS = {
     "plain": "as they are",
     "lower": "in lower case",
     "upper": "in upper case",
     "no_punctuation": "without the full stop",
     "umlauts": "ae, oe, ue and ss for umlauts and ß, in German",
     "quotes": "other quotation marks",
+}
+WHOLE, SPLIT = "three in a line, as one text", "three in a line, by sentences"
+WORDS = {
+    **VARIANTS,
     WHOLE: "three sentences in a line, translated as one text",
     SPLIT: "three sentences in a line, split first (the default)",
 }

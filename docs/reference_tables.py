@@ -156,16 +156,15 @@ def _of_results() -> dict[str, Callable[[], str]]:
 def robustness() -> str:
     """What the models of the package score on text as people type it, and what they scored before they had learned it:
     each after the recipe that its own one starts from."""
-    from benchmarks.measurement_file import RESULTS
+    from benchmarks.measurement_file import RESULTS, read_result
     from benchmarks.robustness import WORDS
     from reluformer.translating.shipped import FIGURES_FILE, MODELS, shipped_models
 
     titles, columns = ["sources"], []
     for name in shipped_models():
-        before = RESULTS / f"robustness-{name.replace('-', '_')}.json"
-        figures = json.loads((MODELS / name / FIGURES_FILE).read_text(encoding="utf-8"))
         titles += [f"`{name}`, before variants", f"`{name}`"]
-        columns += [json.loads(before.read_text(encoding="utf-8")), figures["robustness"]]
+        columns.append(read_result(RESULTS / f"robustness-{name.replace('-', '_')}.json"))
+        columns.append(read_result(MODELS / name / FIGURES_FILE)["robustness"])
     rows = [
         [WORDS[kind], *(f"{column['scores'][kind]['tokenized_lowercase_bleu']:.1f}" for column in columns)]
         for kind in columns[0]["scores"]

@@ -218,7 +218,8 @@ def test_the_tokenizer_is_copied_without_its_library(tmp_path, monkeypatch):
 def test_of_a_model_on_the_hub_the_files_of_its_tokenizer_are_fetched_and_not_its_weights(tmp_path, monkeypatch):
     hub, fetched = tmp_path / "hub", tmp_path / "fetched"
     save_marian(hub)
-    for name in ("source.spm", "target.spm", "vocab.json", "tokenizer_config.json", "preprocessor_config.json"):
+    expected = {"source.spm", "target.spm", "vocab.json", "tokenizer_config.json", "preprocessor_config.json"}
+    for name in expected:
         (hub / name).write_text("{}")
 
     def fetch(source, allow_patterns):
@@ -229,7 +230,6 @@ def test_of_a_model_on_the_hub_the_files_of_its_tokenizer_are_fetched_and_not_it
     monkeypatch.setattr(conversion, "snapshot_download", fetch)
     (tmp_path / "target").mkdir()
     assert conversion._copy_preprocessor("owner/model", tmp_path / "target", "marian") == []
-    expected = {"source.spm", "target.spm", "vocab.json", "tokenizer_config.json", "preprocessor_config.json"}
     assert {path.name for path in (tmp_path / "target").iterdir()} == expected
     assert {path.name for path in fetched.iterdir()} == expected
 
