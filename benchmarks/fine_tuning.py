@@ -1,7 +1,7 @@
 """What a model to start from is worth: captions of Multi30k, from a model of the package and from new weights.
 
-    python -m benchmarks.fine_tuning                     # data/multi30k and data/tatoeba; about four hours of one core
-    python -m benchmarks.fine_tuning --pairs 500 2000    # less than one
+    python -m benchmarks.fine_tuning                     # data/multi30k and data/tatoeba; 4 to 8 hours of one core
+    python -m benchmarks.fine_tuning --pairs 500 2000    # 1 or 2
 
 `reluformer init` writes the recipes of both, for the first 500, 2,000, 8,000 and 29,000 pairs. Both train for the same
 number of updates: what `init` takes for fine-tuning, at most MOST_UPDATES. Each has two rates with the first seed; the
@@ -9,7 +9,8 @@ better one by BLEU on the validation split is trained with the second seed, too.
 of sentences. The scores are BLEU of greedy translations by `Translator`: of Multi30k's test split, and of 1,000 of
 Tatoeba's validation pairs, which show what a model forgets.
 
-What is finished is kept in runs/fine_tuning, and not trained again. Writes results/fine-tuning-cpu.json.
+Writes results/fine-tuning-cpu.json as it goes. What is finished, in runs/fine_tuning or in that file, is not trained
+again; delete both after a change of the model.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ LORA_MODULES = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
 LORA_RANK, LORA_BATCH = 16, 128  # sentences
 MOST_UPDATES = 1_000
 TATOEBA_PAIRS = 1_000
+FACTS = ("start", "pairs", "updates", "rate", "seed")  # of a training
+SCORES = "scores.json"
 RESULT = "fine-tuning-cpu.json"
 STARTS = {"new": "from new weights", "base": f"from `{BASE}`", "lora": f"LoRA on `{BASE}`"}
 
@@ -55,18 +58,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="two updates, few sentences; means nothing")
     options = parser.parse_args(arguments)
     texts = read_texts(options.data, at_most=20 if options.quick else None)
-    updates, rows = {}, []
+    restore_scores(read_result(options.output / RESULT))
+    updates, rows, before = {}, [], scores_of(BASE, texts)
     for pairs in PAIRS[:1] if options.quick else options.pairs:
         recipes = {start: write_recipe(start, pairs, options.data) for start in ("base", "new")}
         by_init = yaml.safe_load(recipes["base"].read_text(encoding="utf-8"))["training"]["max_steps"]
         updates[pairs] = 2 if options.quick else min(MOST_UPDATES, by_init)
         for start in ("base", "new", *(("lora",) if pairs == LORA_PAIRS or options.quick else ())):
             rows += runs_of(start, pairs, updates[pairs], recipes.get(start), texts)
-    before = scores_of(BASE, texts)
-    record = run_record(f"python -m benchmarks.fine_tuning --pairs {' '.join(map(str, updates))}", None, SEEDS[0])
-    result = {**record, "base": BASE, "before": before, "updates": updates, "rows": rows}
-    print(write_json(options.output / RESULT, result))
+            command = f"python -m benchmarks.fine_tuning --pairs {' '.join(map(str, updates))}"
+            record = run_record(command, None, SEEDS[0])
+            result = {**record, "base": BASE, "before": before, "updates": updates, "rows": rows}
+            print(write_json(options.output / RESULT, result), flush=True)
     return 0
+
+
+def run_folder(row: Mapping[str, Any]) -> Path:
+    """Of a training, by its facts."""
+    return RUNS / "_".join(str(row[fact]) for fact in FACTS)
+
+
+def restore_scores(result: Mapping[str, Any] | None) -> None:
+    """Gives a new checkout the scores of the trainings in a result file."""
+    for row in result["rows"] if result else ():
+        write_json(run_folder(row) / SCORES, row["scores"])
 
 
 def chosen_scores(result: Mapping[str, Any], start: str, text: str) -> dict[int, list[float]]:
@@ -144,9 +159,9 @@ def run(
     start: str, pairs: int, updates: int, rate: float, seed: int, recipe: Path | None, texts: Any
 ) -> dict[str, Any]:
     """Trains and scores, unless it was done before."""
-    facts = {"start": start, "pairs": pairs, "updates": updates, "rate": rate, "seed": seed}
-    folder = RUNS / "_".join(map(str, facts.values()))
-    scores = folder / "scores.json"
+    facts = dict(zip(FACTS, (start, pairs, updates, rate, seed), strict=True))
+    folder = run_folder(facts)
+    scores = folder / SCORES
     if not scores.exists():
         if recipe is None:
             train_with_lora(folder, RUNS / f"{pairs}", updates, rate, seed)

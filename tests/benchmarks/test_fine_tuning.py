@@ -52,4 +52,6 @@ def test_a_quick_run_trains_every_kind_once_and_keeps_its_scores(tmp_path, monke
         assert again["chosen"] and first["chosen"] == (first["rate"] == again["rate"])
     monkeypatch.setattr(fine_tuning, "train_by_recipe", None)  # a second run must not need it
     monkeypatch.setattr(fine_tuning, "train_with_lora", None)
+    monkeypatch.setattr(fine_tuning, "RUNS", tmp_path / "runs of another checkout")
     assert fine_tuning.main(command) == 0
+    assert json.loads((tmp_path / fine_tuning.RESULT).read_text(encoding="utf-8"))["rows"] == result["rows"]
