@@ -482,7 +482,8 @@ class ReLUFormerForConditionalGeneration(SharedSources, ReLUFormerPreTrainedMode
             labels: (batch, target), -100 where there is no target.
             segment_ids, decoder_segment_ids: (batch, source), (batch, target): for packed sequences, the number of each
                 token's sequence from 1, 0 for padding; equal numbers side by side.
-            targets_per_source: how many neighbouring targets share a source, as beams do, whose keys are held once.
+            targets_per_source: how many neighbouring targets share a source, as beams do, whose keys are held once;
+                with `labels`, 1.
             num_items_in_batch: number of targets in the whole batch of which this call is a part; the loss is divided
                 by it.
             skip_logits: compute the loss without holding the logits (see `vocabulary_loss`), which saves memory and
