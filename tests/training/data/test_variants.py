@@ -24,6 +24,7 @@ def pairs():
 
 def varied(pairs, **shares) -> list[tuple[str, str]]:
     rows, report = with_variants(pairs, VariantsConfig(**shares))
+    assert report.name == f"train, {shares.get('passes', 1)} passes with variants"
     assert report.read == report.kept == len(rows) == len(pairs) * shares.get("passes", 1)
     return list(zip(rows["source"], rows["target"], strict=True))
 
@@ -57,6 +58,26 @@ def test_without_its_punctuation_a_source_has_no_space_at_its_end_and_is_not_emp
     assert vary(source, "t", variants, np.random.default_rng(0)) == {"source": expected, "target": "t"}
 
 
+def test_a_pass_is_not_that_of_the_next_seed(pairs):
+    assert varied(pairs, passes=2, lower=0.5)[ROWS:] != varied(pairs, lower=0.5, seed=1)
+
+
+def test_what_is_drawn_for_one_variant_does_not_depend_on_another(pairs):
+    sources = [source for source, _ in varied(pairs, passes=4, lower=0.5, no_punctuation=0.5)]
+    found = [(source.islower(), source.endswith("!")) for source in sources]
+    deviation = (4 * ROWS * 3 / 16) ** 0.5
+    for kind in ((False, False), (False, True), (True, False), (True, True)):
+        assert abs(found.count(kind) - ROWS) < 4.5 * deviation, kind
+    kept = [source for source, target in varied(pairs, untranslated=0.5, no_punctuation=0.5) if source != target]
+    assert 0.3 * len(kept) < sum(source.endswith("!") for source in kept) < 0.7 * len(kept)
+
+
+def test_every_umlaut_is_written_out():
+    variants = VariantsConfig(umlauts=1.0)
+    source = vary("äöü ÄÖÜ ß", "t", variants, np.random.default_rng(0))["source"]
+    assert source == "aeoeue AeOeUe ss"
+
+
 def test_untranslated_and_foreign_pairs_have_their_shares_beside_each_other(pairs):
     rows = varied(pairs, untranslated=0.5, foreign=0.5)
     untranslated = sum(source in TARGETS for source, _ in rows)
@@ -69,16 +90,23 @@ def test_quotation_marks_become_typographic_or_plain():
     generator = np.random.default_rng(0)
     found = {vary("„Ja“, 'so' ’t", "t", VariantsConfig(quotes=1.0), generator)["source"] for _ in range(50)}
     assert found == {"\"Ja\", 'so' 't", "„Ja“, ’so’ ’t"}
+    sources = [vary('"a"', "t", VariantsConfig(quotes=1.0), generator)["source"] for _ in range(400)]
+    assert abs(sources.count("„a“") - 200) < 4.5 * 10
+    marks = "„a“ “b” «c» »d« ‚e‘ ’f’"
+    plain = {vary(marks, "t", VariantsConfig(quotes=1.0), generator)["source"] for _ in range(50)}
+    assert plain == {marks, '"a" "b" "c" "d" \'e\' \'f\''}, "what is typographic already stays, or becomes plain"
 
 
 def test_up_to_four_pairs_are_joined_on_both_sides(pairs):
-    numbers = []
+    numbers, followers = [], set()
     for source, target in varied(pairs, joined=1.0):
         parts = source.split("! ")
         numbers.append(len(parts))
         expected = [SOURCES.index(part.removesuffix("!") + "!") for part in parts]
         assert target == " ".join(TARGETS[index] for index in expected)
+        followers.update(expected[1:])
     assert set(numbers) == {2, 3, 4} and min(map(numbers.count, (2, 3, 4))) > ROWS / 5
+    assert len(followers) > 0.7 * ROWS, "they are drawn from all pairs"
 
 
 def test_other_scripts_stay_as_they_are(pairs):
@@ -88,6 +116,8 @@ def test_other_scripts_stay_as_they_are(pairs):
     generator = np.random.default_rng(0)
     texts = [foreign_text(generator) for _ in range(300)]
     assert {ord(text[0]) >> 8 for text in texts} >= {0x3, 0x4, 0x5, 0x6, 0x9, 0x30, 0x1F6}
+    words = [text.split(" ") for text in texts]
+    assert set(map(len, words)) == {1, 2, 3} and {len(word) for text in words for word in text} == {*range(1, 7)}
     assert set("αωаяאת") <= set("".join(texts)), "from the first letter to the last"
 
 
