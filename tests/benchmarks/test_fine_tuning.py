@@ -28,6 +28,68 @@ def test_the_table_has_the_chosen_rate_alone_and_both_seeds(tmp_path, monkeypatc
     assert after == "| 500 | 100 | 5.0 (5.0, 5.0) | 30.5 (30.0, 31.0) |  | 40.0 (40.0, 40.0) |  |"
 
 
+def test_the_better_rate_on_validation_is_trained_with_the_second_seed(monkeypatch):
+    scores = {0.0005: {"validation": 2.0, "test": 1.0}, 0.001: {"validation": 1.0, "test": 2.0}}
+    monkeypatch.setattr(
+        fine_tuning,
+        "run",
+        lambda start, pairs, updates, rate, seed, recipe, texts: {"rate": rate, "seed": seed, "scores": scores[rate]},
+    )
+    rows = fine_tuning.runs_of("base", 500, 100, None, {})
+    assert [(row["rate"], row["seed"], row["chosen"]) for row in rows] == [
+        (0.0005, 1, True),
+        (0.001, 1, False),
+        (0.0005, 2, True),
+    ]
+
+
+@pytest.fixture
+def corpora(tmp_path, monkeypatch):
+    """Multi30k and Tatoeba of 30 numbered sentences each; runs go into the folder, too."""
+    monkeypatch.setattr(fine_tuning, "RUNS", tmp_path / "runs")
+    for name in ("multi30k/train", "multi30k/val", "multi30k/test2016", "tatoeba/val"):
+        for language in fine_tuning.LANGUAGES:
+            path = tmp_path / f"{name}.{language}.gz"
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(gzip.compress("".join(f"{name} {language} {n}\n" for n in range(30)).encode()))
+    return tmp_path
+
+
+def test_of_tatoeba_some_pairs_are_scored_and_of_the_captions_all(corpora, monkeypatch):
+    monkeypatch.setattr(fine_tuning, "TATOEBA_PAIRS", 7)
+    texts = fine_tuning.read_texts(corpora, None)
+    assert {name: [len(side) for side in sides] for name, sides in texts.items()} == {
+        "validation": [30, 30],
+        "test": [30, 30],
+        "tatoeba": [7, 7],
+    }
+    assert [sides[0][0] for sides in texts.values()] == [
+        "multi30k/val de 0",
+        "multi30k/test2016 de 0",
+        "tatoeba/val de 0",
+    ]
+
+
+def test_only_the_training_split_is_shortened_to_so_many_pairs(corpora, monkeypatch):
+    asked = []
+    monkeypatch.setattr(fine_tuning, "reluformer", lambda *arguments: asked.append(arguments))
+    for start in ("base", "new"):
+        fine_tuning.write_recipe(start, 5, corpora)
+    folder = corpora / "runs" / "5"
+    lines = {path.name: path.read_text(encoding="utf-8").splitlines() for path in folder.iterdir()}
+    assert {name: len(of_file) for name, of_file in lines.items()} == {
+        "train.de": 5,
+        "train.en": 5,
+        "val.de": 30,
+        "val.en": 30,
+    }
+    assert lines["train.en"][-1] == "multi30k/train en 4"
+    from_base, from_new = asked
+    assert from_base[-2:] == ("--base", fine_tuning.BASE) and "--base" not in from_new
+    files = [str(folder / name) for name in ("train.de", "train.en", "val.de", "val.en")]
+    assert [word for word in from_new if word in files] == files
+
+
 @pytest.mark.slow
 def test_a_quick_run_trains_every_kind_once_and_keeps_its_scores(tmp_path, monkeypatch):
     sentences = {"de": "Ein Mann schläft in einem Zimmer {}.", "en": "A man sleeps in a room {}."}
