@@ -15,11 +15,12 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from reluformer import Translator
 from reluformer.translating.shipped import DEFAULT_MODEL, FIGURES_FILE, MODELS
+from reluformer.translating.translation import ScoredTranslation
 
 from ..conftest import demo_tokenizer, tiny_model
 
 pytest.importorskip("onnxruntime", reason="needs the extra onnx")
-from benchmarks import doubt, javascript, near_training, ship
+from benchmarks import doubt, javascript, near_training, robustness, ship
 
 
 def test_samples_are_of_each_tenth_by_quality():
@@ -77,6 +78,56 @@ def test_the_threshold_of_doubt_is_the_highest_below_which_half_of_the_translati
         }
     assert doubt.threshold_of(np.array([-4, -3, -2, -1]), np.array([True, False, True, False])) == -1
     assert doubt.threshold_of(np.array([-2.0, -1.0]), np.array([False, True])) is None
+
+
+def test_the_threshold_of_doubt_is_chosen_by_tatoeba_for_greedy_translations_of_whole_texts(tmp_path, monkeypatch):
+    asked = []
+
+    def load(folder, **options):
+        asked.append((folder, options))
+        return lambda texts: [ScoredTranslation(*each) for each in texts]
+
+    monkeypatch.setattr(doubt, "load_translator", load)
+    near, far = "We are here now.", "Nothing."  # chrF 35 and less, of "They were here."
+    tatoeba = [("They were here.", -1.0), (near, -2.0), (far, -3.0)]
+    multi30k = [(far, -1.5), ("They were here.", -4.0)]
+    texts = {
+        name: (rows, ["They were here."] * len(rows)) for name, rows in (("Tatoeba", tatoeba), ("Multi30k", multi30k))
+    }
+    measured = doubt.measure(tmp_path, texts)
+    assert asked == [(tmp_path / "onnx", {"num_beams": 1, "split": "none", "scores": True})]
+    assert measured == {
+        "bad_below_chrf": 40,
+        "threshold": -1.0,
+        "Tatoeba": {"translations": 3, "bad": 2, "doubtful": 2, "doubtful_and_bad": 2},
+        "Multi30k": {"translations": 2, "bad": 1, "doubtful": 2, "doubtful_and_bad": 1},
+    }
+
+
+def test_every_source_is_varied_and_three_are_a_text_that_is_translated_whole_or_by_sentences():
+    sources, asked = [f"Grün {number}." for number in range(6)], []
+
+    def translator(texts, progress, split=None):
+        asked.append((texts, split))
+        return texts
+
+    scores = robustness.scores_of_variants(translator, sources, sources)
+    assert list(scores) == list(robustness.WORDS) and scores["plain"]["chrf"] > scores["upper"]["chrf"]
+    texts = dict(zip(robustness.WORDS, asked, strict=True))
+    three = ["Grün 0. Grün 1. Grün 2.", "Grün 3. Grün 4. Grün 5."]
+    assert texts[robustness.WHOLE] == (three, "none") and texts[robustness.SPLIT] == (three, "sentences")
+    assert [text for text, _ in asked[:5]] == [
+        sources,
+        [source.lower() for source in sources],
+        [source.upper() for source in sources],
+        [source.removesuffix(".") for source in sources],
+        [source.replace("ü", "ue") for source in sources],
+    ]
+
+
+def test_texts_in_other_scripts_are_counted_that_come_out_as_they_are_or_empty():
+    counts = robustness.foreign_texts(lambda texts: ["made up", " ", *texts[2:]])
+    assert counts == {"texts": 200, "unchanged": 198, "empty": 1}
 
 
 def test_the_card_says_what_a_doubtful_translation_is(figures, tmp_path):
