@@ -93,6 +93,12 @@ def test_nothing_of_a_text_is_lost(pieces_of):
     [
         ("He is 27. She is 30.", "en", ["He is 27.", "She is 30."]),
         ("Mr. T. Smith came. We ate.", "en", ["Mr. T. Smith came.", "We ate."]),
+        (
+            "Mrs. Orr met Ms. Lee and Prof. Li in St. Ives. Good.",
+            "en",
+            ["Mrs. Orr met Ms. Lee and Prof. Li in St. Ives.", "Good."],
+        ),
+        ("Hr. Meier wohnt in Nr. Acht. Gut.", "de", ["Hr. Meier wohnt in Nr. Acht.", "Gut."]),
         ("Es ist der 3. Mai. Gut.", "de", ["Es ist der 3. Mai.", "Gut."]),
         ("Es war 1989. Sie kam.", "de", ["Es war 1989.", "Sie kam."]),
         ("Ich wohne im 3.\nOben ist es hell.", "de", ["Ich wohne im 3.", "Oben ist es hell."]),

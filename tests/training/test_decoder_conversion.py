@@ -93,6 +93,8 @@ def test_every_field_arrives():
     assert found == (0.2, 0.3, 0.4, 1e-3, 0.1)
     assert (config.intermediate_size, config.max_position_embeddings, config.hidden_act) == (3072, 1024, "gelu_new")
     assert (config.eos_token_id, config.pad_token_id, config.attention_activation) == (50256, None, "softmax")
+    assert gpt2_config(GPT2Config(activation_function="relu")).hidden_act == "relu"
+    assert llama_config(LlamaConfig(attention_dropout=0.3)).attention_dropout == 0.3
     rotary = {"rope_type": "default", "rope_theta": 5e5}
     config = llama_config(LlamaConfig(rope_parameters=rotary, rms_norm_eps=1e-3, mlp_bias=True, head_dim=64))
     assert config.rope_parameters == rotary and config.head_dim == 64

@@ -19,6 +19,13 @@ def test_a_source_of_just_as_many_tokens_as_positions_fits():
         encoder.encode(["a b c", "a b c d"])
 
 
+def test_the_first_five_sources_that_are_too_long_are_named_and_the_others_counted():
+    with pytest.raises(
+        UserError, match=r"8 of 9 .*: number 2 \(5 tokens\), 3 .*, 4 .*, 5 .*, 6 .* and 3 more, counted"
+    ):
+        SourceEncoder(words_and_end, 4).encode(["a", *["a b c d"] * 8])
+
+
 @pytest.mark.parametrize(
     ("text", "pieces"),
     [
