@@ -188,8 +188,8 @@ def train_by_recipe(folder: Path, recipe: Path, updates: int, rate: float, seed:
         "evaluation.splits": "[]",
     }
     overrides = itertools.chain.from_iterable((f"--{name}", str(value)) for name, value in settings.items())
-    resume = ["--resume"] if any(folder.glob("checkpoint-*")) else ["--overwrite"]
-    reluformer("train", "--config", str(recipe), *overrides, *resume)
+    is_begun = any(folder.glob("checkpoint-*"))  # then the same command goes on
+    reluformer("train", "--config", str(recipe), *overrides, *([] if is_begun else ["--overwrite"]))
 
 
 def train_with_lora(folder: Path, data: Path, updates: int, rate: float, seed: int) -> None:

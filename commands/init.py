@@ -123,6 +123,8 @@ def run(arguments: list[str]) -> int:
             raise UserError(
                 f"--{split}: ends in {' and '.join(endings)}, not in {' and '.join(languages)}; source first"
             )
+        if getattr(options, split) == [options.source, options.target]:
+            raise UserError(f"--{split}: these are the training files, whose score says nothing; give other pairs")
     name = "_".join([*languages, *(["softmax"] if options.softmax else [])])
     output = options.output or f"{name}.yaml"
     if Path(output).exists():
@@ -133,7 +135,11 @@ def run(arguments: list[str]) -> int:
     base = None if options.base is None else _base(options.base, languages)
     files = {"train": [options.source, options.target], "validation": options.validation, "test": options.test}
     files = {split: paths for split, paths in files.items() if paths}
-    read = {split: read_parallel_files(*paths, name=split)[0] for split, paths in files.items()}
+    read = {}
+    for split, paths in files.items():
+        read[split], report = read_parallel_files(*paths, name=split)
+        if report.skipped:
+            print(report.summary())
     Path(output).parent.mkdir(parents=True, exist_ok=True)
     text = _kind_of_text(read)
     model = _new_model(read["train"], languages, options.softmax) if base is None else _fine_tuned(read["train"], base)

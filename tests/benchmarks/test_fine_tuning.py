@@ -90,6 +90,16 @@ def test_only_the_training_split_is_shortened_to_so_many_pairs(corpora, monkeypa
     assert [word for word in from_new if word in files] == files
 
 
+def test_a_training_that_was_interrupted_goes_on(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(fine_tuning, "reluformer", lambda *arguments: asked.append(arguments))
+    for _ in range(2):
+        fine_tuning.train_by_recipe(tmp_path / "run", tmp_path / "base.yaml", 100, 0.001, 1)
+        (tmp_path / "run/checkpoint-50").mkdir(parents=True, exist_ok=True)
+    anew, further = asked
+    assert anew == (*further, "--overwrite")
+
+
 @pytest.mark.slow
 def test_a_quick_run_trains_every_kind_once_and_keeps_its_scores(tmp_path, monkeypatch):
     sentences = {"de": "Ein Mann schläft in einem Zimmer {}.", "en": "A man sleeps in a room {}."}

@@ -118,6 +118,7 @@ def test_long_lines_get_their_length(corpus):
         (["--source", "train.de", "--target", "val.de"], "'val.de' ends in the language of --source"),
         (["--source", "train.de", "--target", "val.txt"], "'val.txt' does not end in a language"),
         ([*TRAIN[1:], "--output", "test.de"], "'test.de' exists already"),
+        ([*TRAIN[1:], "--test", "train.de", "train.en"], "--test: these are the training files"),
     ],
 )
 def test_mistakes_are_refused_in_one_line(corpus, capsys, tmp_path, arguments, named):
@@ -126,6 +127,14 @@ def test_mistakes_are_refused_in_one_line(corpus, capsys, tmp_path, arguments, n
     error = capsys.readouterr().err
     assert named in error and error.count("\n") == 1
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_pairs_that_are_left_out_are_named(corpus, capsys, tmp_path):
+    (tmp_path / "val.de").write_text("eins\n\ndrei\n", encoding="utf-8")
+    (tmp_path / "val.en").write_text("one\ntwo\nthree\n", encoding="utf-8")
+    assert cli.main([*TRAIN, *VALIDATION]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("validation: 2 of 3 pairs kept; skipped 1 × ") and "train:" not in out
 
 
 PLAIN = ("„Ja“, sagt er. Und: Was ist das?", "\"It's that\", he says. And: what's this?")

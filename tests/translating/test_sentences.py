@@ -36,6 +36,7 @@ def test_no_text_loses_a_character(language):
         ("„Geh weg!“ Dann ging sie.", ["„Geh weg!“", "Dann ging sie."], ["", " ", ""]),
         ("Ende.Neu? Nein.", ["Ende.Neu?", "Nein."], ["", " ", ""]),
         ("Siehe www.Example.Com. Und ASP.NET!", ["Siehe www.Example.Com.", "Und ASP.NET!"], ["", " ", ""]),
+        ("Fassung 2.٣ und 3.ßa. Gut.", ["Fassung 2.٣ und 3.ßa.", "Gut."], ["", " ", ""]),
         ("Eins.\n* * *\nZwei.", ["Eins.", "Zwei."], ["", "\n* * *\n", ""]),
     ],
 )
