@@ -77,6 +77,77 @@ def test_a_recipe_that_starts_from_a_model_trains_its_weights_with_its_tokenizer
         torch.testing.assert_close(trained.state_dict()[name], weight, rtol=0, atol=0)
 
 
+FINE_TUNING = """\
+# reluformer train --config de_en.yaml
+# Written by `reluformer init` for 60 pairs of about 12 tokens a side; docs/fine_tuning.md says by which rule.
+name: de_en
+data:
+  source_language: "de"
+  target_language: "en"
+  text: plain
+  max_length: 256
+  train: {source: "train.de", target: "train.en"}
+  validation: {source: "val.de", target: "val.en"}
+  test: {source: "test.de", target: "test.en"}
+initialize_from: "tatoeba-de-en"
+batching: {tokens_per_batch: 4096}
+evaluation: {splits: [test], at_most: 200, long_sources: split}
+training:
+  seed: 1
+  max_steps: 100
+  learning_rate: 0.0005
+  lr_scheduler_type: cosine
+  warmup_steps: 10
+  adam_beta2: 0.98
+  logging_steps: 50
+  eval_strategy: steps
+  eval_steps: 10
+  save_steps: 10
+  save_total_limit: 2
+  use_cpu: true
+  bf16: false
+"""
+
+
+def test_the_whole_recipe_of_a_fine_tuning(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    monkeypatch.setattr(precision, "has_bfloat16", lambda: False)
+    # the longest line is not what a line is about
+    for name in ("train.de", "train.en"):
+        path = tmp_path / name
+        *lines, _ = path.read_text(encoding="utf-8").splitlines()
+        path.write_text("\n".join([*lines, "word " * 50]), encoding="utf-8")
+    assert cli.main(BASE) == 0
+    assert (tmp_path / "de_en.yaml").read_text(encoding="utf-8") == FINE_TUNING
+
+
+@pytest.mark.parametrize(
+    ("lengths", "max_length", "positions"),
+    [
+        ([10] * 1_000, 64, 1_024),  # the least
+        ([10] * 990 + [100] * 10, 128, 1_024),  # one in a hundred is read whole
+        ([10] * 996 + [100] * 4, 64, 1_024),  # four in a thousand are not
+        ([1_000] * 1_000, 1_024, 2_048),  # twice as many positions as the longest pair
+        ([9_000] * 1_000, 2_048, 4_096),  # the most
+    ],
+)
+def test_the_longest_pair_that_is_read_and_the_positions_follow_the_lengths(
+    monkeypatch, lengths, max_length, positions
+):
+    monkeypatch.setattr(init, "_lengths", lambda pairs, tokenizer: lengths)
+    pairs = demo_pairs(60, split="train", seed=1)
+    model = init._new_model(pairs, ("de", "en"), softmax=False)
+    assert model.max_length == max_length and f"max_position_embeddings: {positions}," in model.text
+
+
+def test_the_vocabulary_follows_the_number_of_pairs(monkeypatch):
+    monkeypatch.setattr(init, "SIZES", ((60, init.SMALL, 300), (float("inf"), init.SMALL, 310)))
+    monkeypatch.setattr(init, "MEASURED_PAIRS", 30)  # else the size of the trained tokenizer is taken
+    for count, vocabulary in ((59, 300), (60, 310)):
+        pairs = demo_pairs(count, split="train", seed=1)
+        assert f"{{vocab_size: {vocabulary}}}" in init._new_model(pairs, ("de", "en"), softmax=False).text
+
+
 def test_few_pairs_are_read_twenty_times_and_many_for_five_thousand_updates():
     lengths = [10, 20, 30]
     assert [init._fine_tuned_updates(pairs, lengths) for pairs in (500, 2_000, 29_000, 1_000_000)] == [
@@ -156,6 +227,14 @@ def test_text_that_moses_has_tokenised_is_known_and_said(corpus, capsys, tmp_pat
     assert (found in out) == bool(tokenized)
     one_side = "train source: looks plain, and train target tokenised by Moses; prepare all files alike"
     assert (one_side in out) == (tokenized == ("en",))
+
+
+def test_text_without_marks_is_not_said_to_differ_from_what_moses_has_tokenised(corpus, capsys, tmp_path):
+    for name, text in {"train.de": "Gut , ja .", "train.en": "Good , yes .", "val.de": "gut", "val.en": "good"}.items():
+        (tmp_path / name).write_text(f"{text}\n" * 20, encoding="utf-8")
+    assert cli.main([*TRAIN, *VALIDATION]) == 0
+    out = capsys.readouterr().out
+    assert "wrote data.text: moses" in out and "prepare all files alike" not in out
 
 
 def test_plain_text_with_spaces_before_some_marks_and_with_entities_is_no_text_of_moses():
