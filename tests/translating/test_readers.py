@@ -29,6 +29,12 @@ def test_a_file_is_decompressed_by_its_name(tmp_path, suffix):
     assert without_compression(path) == tmp_path / "train.de" == without_compression(tmp_path / "train.de")
 
 
+def test_an_end_of_line_is_one_character_or_two(tmp_path):
+    path = tmp_path / "train.de"
+    path.write_bytes(b"eins\r\nzwei\r\r\ndrei\n\nvier\r")
+    assert list(text_lines(path)) == ["eins", "zwei\r", "drei", "", "vier"]
+
+
 def test_a_pipe_is_read_though_nothing_can_seek_in_it(tmp_path):
     path = tmp_path / "pipe"
     os.mkfifo(path)

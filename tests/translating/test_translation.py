@@ -306,6 +306,8 @@ def test_the_moses_step_is_applied_and_undone(tmp_path):
         ({"split": "words"}, "split: 'words' is unknown; choose one of sentences, none"),
         ({"num_beam": 2}, "num_beam: not an option of translating; give options of GenerationConfig"),
         ({"max_length": 9}, r"max_length: .* \(max_new_tokens in place of max_length\)"),
+        ({"stop_strings": ["a"]}, "stop_strings: not an option of translating"),
+        ({"length_penalty": 50.5}, "length_penalty: 50.5 must be a number from -50 to 50"),
     ],
 )
 def test_bad_options_are_refused(model, tokenizer, options, message):
@@ -315,6 +317,11 @@ def test_bad_options_are_refused(model, tokenizer, options, message):
         Translator(model, tokenizer)("ein hund", **options)
 
 
+def test_the_ends_of_a_range_are_allowed(model, tokenizer):
+    translator = Translator(model, tokenizer, max_new_tokens=POSITIONS, length_penalty=-50)
+    assert translator.limit(1) == POSITIONS
+
+
 def test_options_at_the_call_are_for_that_call(model, tokenizer):
     options = {"num_beams": 2, "max_new_tokens": 12, "no_repeat_ngram_size": 1}
     translator = Translator(model, tokenizer, max_new_tokens=12)
@@ -322,6 +329,8 @@ def test_options_at_the_call_are_for_that_call(model, tokenizer):
     other = Translator(model, tokenizer, **options)
     assert there == other(TEXTS[:2]) and other.decoding["no_repeat_ngram_size"] == 1
     assert translator(TEXTS[:2]) == before != there
+    kept = Translator(model, tokenizer, max_new_tokens=12, no_repeat_ngram_size=1)
+    assert kept(TEXTS[:2], num_beams=2) == there
 
 
 def test_something_that_is_no_text_is_refused(model, tokenizer):
