@@ -88,6 +88,11 @@ def test_weights_in_bfloat16_are_computed_in_float32(tmp_path, tokenizer):
     assert whole._fast
 
 
+def test_a_regulariser_of_one_module_alone_is_read(tmp_path, tokenizer):
+    save(tmp_path, tokenizer, encoder_layers=3, decoder_layers=1, regularization_share=1 / 5)
+    assert quick_translator(tmp_path) is not None
+
+
 def test_the_command_translates_without_transformers(tmp_path, tokenizer):
     save(tmp_path, tokenizer)
     done = subprocess.run([sys.executable, "-c", WITHOUT.format(folder=str(tmp_path))], capture_output=True, text=True)
@@ -147,6 +152,7 @@ def test_other_weights_are_left_to_transformers(change, tmp_path, tokenizer):
         ("generation_config.json", {"pad_token_id": "a"}),
         ("generation_config.json", {"compile_config": {}}),
         ("config.json", {"pad_token_id": 10**6}),
+        ("config.json", {"pad_token_id": -1}),
         ("config.json", {"dtype": "bogus"}),
         ("config.json", {"max_position_embeddings": 10**12}),
         ("config.json", {"quantization_config": {}}),
@@ -169,6 +175,7 @@ def test_a_value_that_the_configuration_refuses_is_left_to_transformers(name, tm
     path = tmp_path / "config.json"
     settings = json.loads(path.read_text("utf-8"))
     values = [None, True, False, -1, 0, 1, 3, 0.25, 1.0, 1.5, 1e400, float("nan"), 10**30, "x", [], [0.5], {}]
+    values.append(len(tokenizer))  # one more than the last token
     refused = 0
     for field in settings:
         for value in values:
