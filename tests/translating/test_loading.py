@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 
 import pytest
 
@@ -25,6 +26,28 @@ def sharded(tmp_path):
 
 def test_weights_in_several_files_are_read(sharded):
     assert load_model_and_tokenizer(sharded)[0].config.d_model == 16
+
+
+def test_tokens_of_generation_are_those_of_the_targets(tmp_path):
+    tokenizer = demo_tokenizer(50)
+    pieces = len(tokenizer) + 5  # of the targets; a source has fewer
+    fields = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": pieces}
+    model = tiny_model(vocab_size=len(tokenizer), **fields)
+    tokenizer.save_pretrained(tmp_path)
+    for token, is_allowed in ((pieces - 1, True), (pieces, False)):
+        model.generation_config.decoder_start_token_id = token
+        model.save_pretrained(tmp_path)
+        refused = pytest.raises(UserError, match=f"decoder_start_token_id is {token}; .* one of the {pieces} pieces")
+        with nullcontext() if is_allowed else refused:
+            load_model_and_tokenizer(tmp_path)
+
+
+def test_a_pickle_beside_damaged_weights_is_not_what_is_wrong(tmp_path):
+    tiny_model().save_pretrained(tmp_path)
+    (tmp_path / "pytorch_model.bin").touch()
+    (tmp_path / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(UserError, match=r"its model cannot be loaded: .*header"):
+        load_model_and_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize("place", ["..", "shards", "absolute"])

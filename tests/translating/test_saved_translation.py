@@ -93,6 +93,15 @@ def test_a_regulariser_of_one_module_alone_is_read(tmp_path, tokenizer):
     assert quick_translator(tmp_path) is not None
 
 
+def test_a_token_just_beyond_the_vocabulary_is_left_to_transformers(tmp_path, tokenizer):
+    save(tmp_path, tokenizer)
+    path = tmp_path / "config.json"
+    settings = json.loads(path.read_text("utf-8"))
+    for token, is_read in ((len(tokenizer) - 1, True), (len(tokenizer), False)):
+        path.write_text(json.dumps(settings | {"bos_token_id": token}), "utf-8")
+        assert (quick_translator(tmp_path) is not None) == is_read
+
+
 def test_the_command_translates_without_transformers(tmp_path, tokenizer):
     save(tmp_path, tokenizer)
     done = subprocess.run([sys.executable, "-c", WITHOUT.format(folder=str(tmp_path))], capture_output=True, text=True)
