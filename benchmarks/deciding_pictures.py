@@ -1,4 +1,4 @@
-"""The pictures of README.md and docs/when_to_use.md, from the result files: `python -m benchmarks.deciding_pictures`.
+"""The pictures of README.md and of pages in docs/, from the result files: `python -m benchmarks.deciding_pictures`.
 
 Each is written to docs/images. Blue is ReLU and orange softmax, as in all pictures; series differ in their markers,
 too.
@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
-from benchmarks import deciding
+from benchmarks import deciding, fine_tuning
 from benchmarks.attention import DTYPES, PASSES, PLAIN, WITH_STATISTICS
 from benchmarks.gpu.attention import CUDNN, FLASH
 from benchmarks.measurement_file import RESULTS, ROOT, read_result
@@ -306,6 +306,38 @@ DROPOUT_LINES = (
 )
 
 
+# A model to start from
+
+
+def fine_tuning_by_pairs() -> Path:
+    """Left: BLEU on the captions that were trained on. Right: on the sentences that the first training was of."""
+    figure = new_figure(WIDTH, 3.8)
+    captions, tatoeba = figure.subplots(1, 2)
+    result = read_result(RESULTS / fine_tuning.RESULT)
+    for start, (color, marker, line) in STARTS.items():
+        label = fine_tuning.STARTS[start].replace("`", "")
+        for axes, text in ((captions, "test"), (tatoeba, "tatoeba")):
+            if (axes, start) != (tatoeba, "new"):  # new weights knew nothing that they could forget
+                _draw_line(axes, fine_tuning.chosen_scores(result, start, text), color, marker, label, line)
+    for axes, text in ((captions, "test"), (tatoeba, "tatoeba")):
+        axes.axhline(result["before"][text], color=BLACK, linewidth=1, linestyle=":", label="before fine-tuning")
+        axes.set_xscale("log")
+        axes.set_xticks(fine_tuning.PAIRS, [f"{pairs:,}" for pairs in fine_tuning.PAIRS])
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("sentence pairs of captions", fontsize=9)
+        axes.set_ylabel("BLEU", fontsize=9)
+        axes.legend(frameon=False, fontsize=8.5)
+        finish(axes)
+    _title(captions, "What was learned: captions, test")
+    _title(tatoeba, "What was kept: Tatoeba, validation")
+    return _write(figure, "fine_tuning_by_pairs")
+
+
+# Colour, marker and line by where a training starts
+STARTS = {"base": (RELU, CIRCLE, "-"), "new": (GREY, SQUARE, "--"), "lora": (PURPLE, DIAMOND, " ")}
+
+
 # Speed
 
 
@@ -372,6 +404,7 @@ PICTURES: tuple[Callable[[], Path], ...] = (
     quality_by_length,
     quality_by_updates,
     quality_by_dropout,
+    fine_tuning_by_pairs,
     speed_by_length,
 )
 

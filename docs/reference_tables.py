@@ -145,12 +145,13 @@ def _measured_hours(updates: int) -> float:
 
 def _of_results() -> dict[str, Callable[[], str]]:
     """Tables of what was trained and measured, by name; `evidence …` are the sections of docs/evidence.md."""
-    from benchmarks import deciding
+    from benchmarks import deciding, fine_tuning
     from benchmarks.studies import evidence
 
     pairs = {f"evidence {name}": partial(evidence.evidence_table, name) for name in evidence.SECTIONS}
     models = {f"evidence {name}": partial(evidence.models_table, name) for name in evidence.MODELS}
-    return {**pairs, **models, "seed pairs": evidence.seed_pairs, **deciding.TABLES}
+    own = {"seed pairs": evidence.seed_pairs, "fine tuning": fine_tuning.scores_table}
+    return {**pairs, **models, **own, **deciding.TABLES}
 
 
 def robustness() -> str:
