@@ -25,6 +25,8 @@ def located(path_or_hub_id: str | Path) -> str | Path:
             network that takes half a minute.
     """
     name, ours = str(path_or_hub_id), shipped_models()
+    if Path(name).is_file():
+        raise UserError(f"{name!r}: is a file; give the folder of a model")
     if Path(name).exists():
         return path_or_hub_id
     if name in ours:

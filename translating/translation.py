@@ -225,10 +225,14 @@ class Translator:
 
     def _encode(self, texts: Iterable[str], options: Options) -> list[Source]:
         """The token ids of each text; sets `shortened`."""
+        if isinstance(texts, Mapping):  # as a row of a data set; its keys would be translated
+            raise UserError(f"texts: expected a text or several, got {type(texts).__name__}; give its values")
         texts = list(texts)
         for index, text in enumerate(texts):
-            if not isinstance(text, str) or not is_unicode(text):
-                raise UserError(f"texts[{index}]: expected Unicode text, got {type(text).__name__}")
+            if not isinstance(text, str):
+                raise UserError(f"texts[{index}]: expected a text, got {type(text).__name__}")
+            if not is_unicode(text):
+                raise UserError(f"texts[{index}]: {text!r} has a lone surrogate; read it again as UTF-8")
         language = source_language(self.tokenizer)
         encoder = SourceEncoder(
             self.tokenizer, options.positions, options.long_sources, self.moses, options.split, language

@@ -34,6 +34,9 @@ def test_a_name_is_that_of_a_folder_here_or_of_a_model_of_the_package(models):
     assert (located("owner/a-b"), located(models)) == ("owner/a-b", models)
     (models / "here" / "a-b").mkdir()
     assert located("a-b") == "a-b"
+    (models / "here" / "a-c").touch()
+    with pytest.raises(UserError, match="'a-c': is a file; give the folder of a model"):
+        located("a-c")
 
 
 def test_an_unknown_name_is_answered_with_those_that_are_there(models, monkeypatch, capsys):

@@ -333,9 +333,17 @@ def test_options_at_the_call_are_for_that_call(model, tokenizer):
     assert kept(TEXTS[:2], num_beams=2) == there
 
 
-def test_something_that_is_no_text_is_refused(model, tokenizer):
-    with pytest.raises(UserError, match=r"texts\[1\].*int"):
-        Translator(model, tokenizer)(["a", 3])
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["a", 3], r"texts\[1\]: expected a text, got int"),
+        (["a", "b\ud800"], r"texts\[1\]: 'b\\ud800' has a lone surrogate"),
+        ({"source": "a"}, "texts: expected a text or several, got dict; give its values"),
+    ],
+)
+def test_something_that_is_no_text_is_refused(model, tokenizer, texts, message):
+    with pytest.raises(UserError, match=message):
+        Translator(model, tokenizer)(texts)
 
 
 def test_saved_and_loaded_it_translates_the_same(model, tokenizer, tmp_path):
