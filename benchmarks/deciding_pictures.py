@@ -314,12 +314,12 @@ def fine_tuning_by_pairs() -> Path:
     figure = new_figure(WIDTH, 3.8)
     captions, tatoeba = figure.subplots(1, 2)
     result = read_result(RESULTS / fine_tuning.RESULT)
-    for start, (color, marker, line) in STARTS.items():
+    panels = {"test": captions, "tatoeba": tatoeba}
+    for start, text in fine_tuning.COLUMNS:
+        color, marker, line = STARTS[start]
         label = fine_tuning.STARTS[start].replace("`", "")
-        for axes, text in ((captions, "test"), (tatoeba, "tatoeba")):
-            if (axes, start) != (tatoeba, "new"):  # new weights knew nothing that they could forget
-                _draw_line(axes, fine_tuning.chosen_scores(result, start, text), color, marker, label, line)
-    for axes, text in ((captions, "test"), (tatoeba, "tatoeba")):
+        _draw_line(panels[text], fine_tuning.chosen_scores(result, start, text), color, marker, label, line)
+    for text, axes in panels.items():
         axes.axhline(result["before"][text], color=BLACK, linewidth=1, linestyle=":", label="before fine-tuning")
         axes.set_xscale("log")
         axes.set_xticks(fine_tuning.PAIRS, [f"{pairs:,}" for pairs in fine_tuning.PAIRS])

@@ -48,6 +48,9 @@ FACTS = ("start", "pairs", "updates", "rate", "seed")  # of a training
 SCORES = "scores.json"
 RESULT = "fine-tuning-cpu.json"
 STARTS = {"new": "from new weights", "base": f"from `{BASE}`", "lora": f"LoRA on `{BASE}`"}
+TEXTS = {"test": "captions", "tatoeba": "Tatoeba"}
+# What is shown; new weights knew nothing of Tatoeba that they could forget.
+COLUMNS = [(start, text) for text in TEXTS for start in STARTS if (start, text) != ("new", "tatoeba")]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -96,12 +99,9 @@ def chosen_scores(result: Mapping[str, Any], start: str, text: str) -> dict[int,
 def scores_table() -> str:
     """For docs/fine_tuning.md: captions, and Tatoeba's sentences, by where the training started."""
     result = read_result(RESULTS / RESULT)
-    texts = {"test": "captions", "tatoeba": "Tatoeba"}
-    # new weights know nothing of Tatoeba
-    columns = [(start, text) for text in texts for start in STARTS if (start, text) != ("new", "tatoeba")]
-    titles = [f"{texts[text]}, {STARTS[start]}" for start, text in columns]
-    scores = [chosen_scores(result, *column) for column in columns]
-    before = [f"{result['before'][text]:.1f}" if start == "base" else "" for start, text in columns]
+    titles = [f"{TEXTS[text]}, {STARTS[start]}" for start, text in COLUMNS]
+    scores = [chosen_scores(result, *column) for column in COLUMNS]
+    before = [f"{result['before'][text]:.1f}" if start == "base" else "" for start, text in COLUMNS]
     rows = [["none", "0", *before]]
     for pairs, updates in result["updates"].items():
         cells = [mean_and_each(each[int(pairs)], "{:.1f}") if int(pairs) in each else "" for each in scores]
