@@ -185,7 +185,7 @@ example-card: .venv/all
 	cp $(RUN)/training_curve.png $(RUN)/attention_map.png docs/example_card_files/
 	sed -E 's#\]\((training_curve|attention_map)#](example_card_files/\1#' $(RUN)/README.md > docs/example_card.md
 
-# dist/*.tar.gz, the source package, and dist/*.whl, built from it with the compiled attention inside, for this kind of processor
+# dist/*.tar.gz, the source package, and dist/*.whl, built from it with the compiled library inside, for this kind of processor
 # and the torch of .venv; needs a C++ compiler.
 wheel: .venv/all
 	rm -f dist/reluformer-*
@@ -230,6 +230,6 @@ clean:
 
 # Before the tests, which would all wait for the one that builds; without a compiler, they say so themselves.
 test test-slow: .venv/compiled
-.venv/compiled: .venv/all $(wildcard modeling_reluformer/compiled/*)
+.venv/compiled: .venv/all modeling_reluformer/compiled/building.py $(CPP)
 	-$(BIN)/python -m reluformer.modeling_reluformer.compiled
 	touch $@

@@ -3,9 +3,9 @@ so on.
 
 Metadata: pyproject.toml.
 
-The compiled attention is built into the package where the build can import torch, which it can with
+The compiled library is built into the package where the build can import torch, which it can with
 `--no-build-isolation`: an isolated build would fetch a second torch, perhaps of another version. The package then fits
-this kind of processor, and its compiled attention this version of torch. RELUFORMER_COMPILED=0 leaves it out, 1 makes
+this kind of processor, and its compiled library this version of torch. RELUFORMER_COMPILED=0 leaves it out, 1 makes
 its absence an error. An editable install leaves it to the first use.
 """
 
@@ -23,7 +23,7 @@ COMPILED = "reluformer/modeling_reluformer/compiled"  # by the links: a source p
 
 
 class BuildWithCompiledAttention(build_py):
-    """Copies the modules, and builds the compiled attention beside them."""
+    """Copies the modules, and builds the compiled library beside them."""
 
     def run(self) -> None:
         super().run()
@@ -43,22 +43,20 @@ class BuildWithCompiledAttention(build_py):
         spec.loader.exec_module(building)
         folder = Path(self.build_lib) / COMPILED
         name = building.library_name(folder, building.UNITS)
-        for other in folder.glob("attention-*.so"):  # of an earlier build in the same folder
+        for other in folder.glob("library-*.so"):  # of an earlier build in the same folder
             other.unlink()
         try:
             building.build_library(folder, building.UNITS, folder / name, building.find_compiler())
-        except building.CompiledAttentionError as error:
+        except building.CompiledLibraryError as error:
             if demanded:
-                raise SystemExit(
-                    f"RELUFORMER_COMPILED=1: the compiled attention could not be built ({error})"
-                ) from error
-            self.warn(f"the compiled attention could not be built ({error}); it is left to the first use")
+                raise SystemExit(f"RELUFORMER_COMPILED=1: the compiled library could not be built ({error})") from error
+            self.warn(f"the compiled library could not be built ({error}); it is left to the first use")
         else:
             self.distribution.has_ext_modules = lambda: True  # the wheel is for this platform
 
 
 class WheelForAnyPython(bdist_wheel):
-    """The compiled attention uses nothing of Python: its wheel serves every version of it, on one platform."""
+    """The compiled library uses nothing of Python: its wheel serves every version of it, on one platform."""
 
     def run(self) -> None:
         self.run_command("build")

@@ -202,7 +202,7 @@ def pair_batches(model: PreTrainedModel, pairs: Sequence[Pair]) -> Iterator[tupl
 
 
 def _read_text(options: AnalysisOptions) -> Subject:
-    """The tokens of a file as one stream behind the end token, if there is one, cut into contexts.
+    """The tokens of a file as one stream after the end token, if there is one, cut into contexts.
 
     A context begins with the last token of the one before it, so that each token but the first is predicted once.
     """

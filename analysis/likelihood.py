@@ -4,7 +4,7 @@ Plain negative log-likelihood: the loss of a training with label smoothing is an
 differently.
 
 Of `context`, each token of a packed document is predicted twice: in its document, and with its sentence alone. Of
-`random-context`, each packed document is cut between two sentences; the tokens behind the cut are predicted in their
+`random-context`, each packed document is cut between two sentences; the tokens after the cut are predicted in their
 document, and with as many tokens of another document before them, on both sides: texts alike in kind and length, with
 every token at its own position, so that a model which does not fit short texts is not taken for one that reads the
 document.
@@ -171,7 +171,7 @@ def _means(figures: Tensor, document: Tensor, column: str) -> dict[str, int | fl
 
 
 def random_context(subject: Subject) -> AnalysisResult:
-    """Likelihood of the second half of a document behind its own first half and behind the end of another one."""
+    """Likelihood of the second half of a document after its own first half and after the end of another one."""
     parts = _parts(subject)
     chosen = list(crossings(parts, subject.documents.pairs["document"][:]))
     if not chosen:
@@ -197,9 +197,9 @@ def crossings(parts: list[Sentences], names: list[str]) -> Iterator[tuple[int, i
     (at, cut, other): the first `cut` sentences of the document `at` give way to the last tokens of the document
     `other`.
 
-    The cut is the last that leaves at most half of the target tokens before it, or that behind the first sentence. The
+    The cut is the last that leaves at most half of the target tokens before it, or that after the first sentence. The
     other document has on both sides at least as many tokens as stand before the cut. The others take turns: each is
-    looked for behind the one that was found last, and behind the last from the first again, so that a few long
+    looked for after the one that was found last, and after the last from the first again, so that a few long
     documents, packed in many pieces, do not lend all the others one and the same beginning.
     """
     turn = 0
@@ -218,7 +218,7 @@ def crossings(parts: list[Sentences], names: list[str]) -> Iterator[tuple[int, i
 
 
 def _crossed(own: Sentences, other: Sentences, cut: int) -> Pair:
-    """The sentences behind the cut, and before them, as if it were one, the last tokens of the other document."""
+    """The sentences after the cut, and before them, as if it were one, the last tokens of the other document."""
     before, foreign = _joined(own[:cut]), _joined(other)
     beginning = tuple(theirs[-len(ours) :] for theirs, ours in zip(foreign, before, strict=True))
     return _joined([beginning, *own[cut:]])

@@ -151,7 +151,7 @@ class SparsitySearch:
         return Truncated(cett, thresholds, [int(each.count_nonzero()) for each in activations], nats)
 
     def _run(self) -> tuple[float, list[Tensor]]:
-        """Mean cross-entropy of the model as it is, and of each block the activations (tokens, neurons) behind earlier
+        """Mean cross-entropy of the model as it is, and of each block the activations (tokens, neurons) after earlier
         hooks."""
         with recorded(self.blocks, self.batch) as rows:
             logits = forward(self.model, self.batch).logits.flatten(0, -2).float()

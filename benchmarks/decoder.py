@@ -90,7 +90,7 @@ def library_model(library: str, sizes: dict[str, int]) -> PreTrainedModel:
 
 
 def decoding_step(model: PreTrainedModel, prompt: Tensor, new_tokens: int) -> Callable[[], Tensor]:
-    """Greedy generation behind a prompt (rows, tokens) of which the cache holds all but the last token: the
+    """Greedy generation after a prompt (rows, tokens) of which the cache holds all but the last token: the
     sequences."""
     cache, held = DynamicCache(config=model.config), prompt.shape[1] - 1
     inference_step(model, {"input_ids": prompt[:, :-1], CACHE_NAME: cache, "logits_to_keep": 1}, "float32")()
@@ -98,7 +98,7 @@ def decoding_step(model: PreTrainedModel, prompt: Tensor, new_tokens: int) -> Ca
     generate = generation_step(model, batch, new_tokens, "float32", beams=1)
 
     def step() -> Tensor:
-        cache.crop(held - cache.get_seq_length())  # a negative number: so many tokens are removed
+        cache.crop(held - cache.get_seq_length())  # a negative number: how many tokens are removed
         return generate()
 
     return step

@@ -79,7 +79,7 @@ def _words(sentence: str) -> Words:
 
 
 def _without_one(words: Words) -> Iterator[tuple[Words, Words]]:
-    """What stands before and behind each word."""
+    """What stands before and after each word."""
     return ((words[:at], words[at + 1 :]) for at in range(len(words)))
 
 

@@ -272,14 +272,14 @@ def _lengths(pairs: datasets.Dataset, tokenizer: PreTrainedTokenizerBase) -> lis
 
 
 def _updates(pairs: int, lengths: list[int], passes: int, batch: int) -> int:
-    """Updates with `batch` tokens of one side each that read so many pairs so many times."""
+    """Updates with `batch` tokens of one side each that read `pairs` pairs `passes` times."""
     return round(passes * pairs * sum(lengths) / len(lengths) / batch)
 
 
 def _recipe(
     name: str, output: str, languages: Sequence[str], files: dict[str, list[str]], pairs: int, text: str, model: Model
 ) -> str:
-    """The text of the recipe for `files`, {split: [source, target]}, of which training has so many pairs."""
+    """The text of the recipe for `files`, {split: [source, target]}, of which training has `pairs` pairs."""
     import torch
 
     from reluformer.training.run.precision import has_bfloat16

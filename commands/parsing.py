@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from reluformer.configuration.errors import UserError
-from reluformer.translating.long_sources import LONG_SOURCES
+from reluformer.translating.source_encoding import LONG_SOURCES
 
 # What `Translator` takes, and what it takes where nothing is said, for help texts: importing it takes seconds.
 COMPUTE = ("float32", "int8")
@@ -15,7 +15,7 @@ DECODING = {"num_beams": "5", "length_penalty": "1.0", "batch_tokens": "4096"}
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with mistakes as `UserError` rather than usage and exit. `--repo-id` is `--repo_id`; behind `--` all is
+    """argparse, with mistakes as `UserError` rather than usage and exit. `--repo-id` is `--repo_id`; after `--` all is
     text."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:

@@ -13,9 +13,9 @@ from tqdm.auto import tqdm
 
 from reluformer.commands.parsing import Parser, add_decoding_options
 from reluformer.configuration.errors import UserError
-from reluformer.translating.long_sources import SPLITS
 from reluformer.translating.readers import is_unicode, text_file, text_lines
 from reluformer.translating.shipped import DEFAULT_MODEL, located, shipped_models
+from reluformer.translating.source_encoding import SPLITS
 
 # More lines, or more characters, take longer than one likes to wait without a sign.
 _LINES, _CHARACTERS = 20, 2_000
@@ -114,7 +114,7 @@ def one_line_each(translations: Iterable[str]) -> Iterator[str]:
 
 
 def write_lines(translations: Iterable[str], stream: TextIO) -> None:
-    """Each translation as soon as it is there, and a line break behind it."""
+    """Each translation as soon as it is there, and a line break after it."""
     for translation in translations:
         if stream.isatty():
             tqdm.write(translation, file=stream)  # clear of the bar on the same terminal

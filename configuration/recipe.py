@@ -114,7 +114,7 @@ class VariantsConfig:
         lower: share of sources in lower case.
         upper: share of sources in upper case.
         no_punctuation: share of sources without the punctuation at their end.
-        joined: share of pairs with one to three others behind them, drawn from the corpus; both sides are joined by a
+        joined: share of pairs with one to three others after them, drawn from the corpus; both sides are joined by a
             space.
         umlauts: share of sources with ae, oe, ue and ss for ä, ö, ü and ß.
         quotes: share of sources whose quotation marks become typographic ones, or plain ones.

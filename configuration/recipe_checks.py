@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from reluformer.configuration.errors import UserError
-from reluformer.configuration.recipe import SPLITS, Recipe
+from reluformer.configuration.recipe import SPLITS, Recipe, TokenizerConfig
 from reluformer.configuration.scores import SCORES
 
 _NO_PREDICTIONS = "an evaluation of texts sums the loss, and keeps no predictions"
@@ -61,7 +61,8 @@ _HIDDEN_TOKEN = "<HUB_TOKEN>"
 def check_recipe(recipe: Recipe) -> None:
     """Raises `UserError` for values that cannot be trained."""
     parts = (_in_general, _of_data, _of_text, _of_documents, _of_arguments, _of_training, _of_averaging)
-    for problem in itertools.chain.from_iterable(part(recipe) for part in parts):
+    problem = next(itertools.chain.from_iterable(part(recipe) for part in parts), None)
+    if problem is not None:
         raise UserError(problem)
 
 
@@ -74,12 +75,12 @@ def _in_general(recipe: Recipe) -> Iterator[str]:
             f"batching.tokens_per_batch: {tokens} cannot hold one pair of data.max_length {length}; raise the first or "
             "lower the second"
         )
-    if recipe.initialize_from is not None and recipe.tokenizer != type(recipe.tokenizer)():
+    if recipe.initialize_from is not None and recipe.tokenizer != TokenizerConfig():
         yield (
             "tokenizer: comes with the model of initialize_from, whose embeddings were made for it; leave the section "
             "out"
         )
-    if recipe.tokenizer.path is not None and recipe.tokenizer != type(recipe.tokenizer)(path=recipe.tokenizer.path):
+    if recipe.tokenizer.path is not None and recipe.tokenizer != TokenizerConfig(path=recipe.tokenizer.path):
         yield "tokenizer.path: the tokenizer is taken as it is; leave vocab_size, lowercase and moses out"
 
 

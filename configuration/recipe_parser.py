@@ -58,8 +58,8 @@ def recipe_names() -> list[str]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's plain values, each key once: the second section of a name would replace the first. 1e-3 is a number, no a
-    word."""
+    """YAML's plain values, each key once: a second section of the same name would replace the first. `1e-3` is a
+    number, and `no` is a word, not a boolean."""
 
     yaml_implicit_resolvers = {
         first: [each for each in resolvers if each[0] != "tag:yaml.org,2002:bool" or first in "tTfF"]
@@ -200,8 +200,7 @@ def recipe_parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog="reluformer train",
         description="Trains a model after recipes: YAML files, or names of the package's. Each overrides the one "
-        "before it, and "
-        "options override all.",
+        "before it, and options override all.",
         exit_on_error=False,
     )
     parser.add_class_arguments(Recipe)
@@ -215,7 +214,7 @@ def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
     for word in words:
         name, equals, value = word.partition("=")
         if not name.startswith("--"):
-            raise UserError(f"unrecognized argument {word!r}; recipes stand before all options, or behind --config")
+            raise UserError(f"unrecognized argument {word!r}; recipes stand before all options, or after --config")
         value = value if equals else next(words, None)
         if value is None:
             raise UserError(f"{name}: expected a value")
@@ -239,7 +238,7 @@ def recipe_values(arguments: Sequence[str]) -> dict[str, Any]:
     for where, says in [*layers, ("command line", options)]:
         _check_keys(says, where)
         below, over = (each.get("training") or {} for each in (values, says))
-        if "name" in says:  # another run: the description and the folder are those of the one below
+        if "name" in says:  # another run, which inherits neither the description nor the folder of the one below
             values.pop("description", None)
             below.pop("output_dir", None)
         if "num_train_epochs" in over and "max_steps" not in over:  # beside which epochs say nothing
@@ -267,7 +266,7 @@ def build_recipe(values: dict[str, Any]) -> Recipe:
         namespace.training.output_dir = str(Path("runs") / namespace.name)
     try:
         built = parser.instantiate(namespace)
-    except (ValueError, TypeError, ImportError) as error:  # what Seq2SeqTrainingArguments raises for what cannot be
+    except (ValueError, TypeError, ImportError) as error:  # what Seq2SeqTrainingArguments raises for bad settings
         on_cpu = "; add `--training.use_cpu true` to train on the CPU" if "bf16/gpu" in str(error) else ""
         raise UserError(f"training: {one_line(error)}{on_cpu}") from error
     recipe = Recipe(**{field.name: built[field.name] for field in dataclasses.fields(Recipe)})

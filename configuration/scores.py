@@ -9,8 +9,7 @@ Which BLEU is which, from the strictest comparison to the oldest:
 - `moses_lowercase_bleu`: both sides lower-cased, tokenised by Moses (`sacremoses`), then split at spaces. This is what
   older papers call "tokenised BLEU"; the published figures on lower-cased, Moses-tokenised Multi30k are of this kind.
 - `tokenized_bleu`: of a corpus that Moses has tokenised already (`data.text: moses`), split at spaces as it stands. All
-other
-  scores of such a corpus are of both sides detokenised, since 13a would cut `&apos;` into three tokens.
+  other scores of such a corpus are of both sides detokenised, since 13a would cut `&apos;` into three tokens.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python examples/classify_pairs.py --texts data/multi30k/train.en.gz data/tatoeba/train.en.gz --output_dir pairs
 
-Each file is a corpus, one sentence a line, gzip or plain. Each example has two sentences, one behind the other, of one
+Each file is a corpus, one sentence a line, gzip or plain. Each example has two sentences, one after the other, of one
 file or of both. A bag of their words does not know which of them stood first: it cannot tell more than three quarters
 right.
 """

@@ -158,7 +158,7 @@ def _save_config(model: PreTrainedModel, folder: Path) -> None:
 def difference(model: PreTrainedModel, exported: OnnxTranslationModel) -> Difference:
     """How far the logits of the graphs are from those of the model, which is in float32 and evaluation mode.
 
-    Random tokens; sources with padding; targets in steps of several lengths behind a cache that grows from nothing.
+    Random tokens; sources with padding; targets in steps of several lengths after a cache that grows from nothing.
     PyTorch computes each target at once without a cache.
     """
     config, generator = model.config, torch.Generator().manual_seed(0)
@@ -201,7 +201,7 @@ class EncoderGraph(nn.Module):
 
 
 class DecoderGraph(nn.Module):
-    """Some tokens of the decoder behind those whose keys and values are given, and its output layer."""
+    """Some tokens of the decoder after those whose keys and values are given, and its output layer."""
 
     def __init__(self, model: PreTrainedModel, attentions: bool) -> None:
         super().__init__()
@@ -230,7 +230,7 @@ class DecoderGraph(nn.Module):
         return output.logits, own, cross, output.decoder_attentions or (), output.cross_attentions or ()
 
     def _whole(self, encoder_hidden_states: Tensor, cross: KeysAndValues) -> KeysAndValues:
-        """The given keys and values with those of the rest of the source behind them."""
+        """The given keys and values with those of the rest of the source after them."""
         rest = encoder_hidden_states[:, cross[0][0].shape[2] :]
         whole = []
         for layer, known in zip(self.model.get_decoder().layers, cross, strict=True):

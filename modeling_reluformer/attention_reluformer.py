@@ -50,6 +50,7 @@ POINTWISE: dict[str, Callable[[Tensor], Tensor]] = {
 NORMALIZED = ("softmax", "sparsemax", "entmax15")
 # Weights that can be read as an unnormalised distribution: S, H and L_reg (Eq. 7) are defined for these alone.
 NON_NEGATIVE = tuple(name for name in POINTWISE if name not in ("gelu", "identity"))
+STATISTICS = ("none", "sum", "sum+entropy")  # of a row: nothing, S, S and T
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,8 @@ class Visibility:
         sides = self.query_segments.long(), self.key_segments.long()
         count = torch.maximum(sides[0].max(), sides[1].max()).clamp_min(0) + 1
         padded_first = torch.stack([((side[:, 0] == 0) & (side[:, -1] != 0)).any() for side in sides]).any()
-        orders = [torch.where(padded_first, side, (side - 1) % count).contiguous() for side in sides]  # or it is last
+        # By what the segments are sorted: padding, 0, comes first, or else last, as `count - 1`.
+        orders = [torch.where(padded_first, side, (side - 1) % count).contiguous() for side in sides]
         falls = [(order.diff(dim=1) < 0).any() | (side < 0).any() for order, side in zip(orders, sides, strict=True)]
         count, *falls = torch.stack([count, *falls]).tolist()
         if any(falls):
@@ -136,7 +138,7 @@ class Visibility:
         return tuple(nn.functional.pad(each.flatten(), (1, 0)).int() for each in ends)
 
     def _hides_nothing(self, queries: int, keys: int) -> bool:
-        """Whether causality hides no key from any query: the usual case of one new token behind a growing cache."""
+        """Whether causality hides no key from any query: the usual case of one new token after a growing cache."""
         if keys == 0 or not isinstance(self.query_offset, int):
             return keys == 0
         in_window = self.window is None or self.window >= self.query_offset + queries
@@ -386,8 +388,8 @@ def _normalized_weights(scores: Tensor, activation: str, mask: Tensor | None) ->
 def _row_statistics(weights: Tensor, statistics: str) -> tuple[Tensor | None, Tensor | None]:
     if statistics == "none":
         return None, None
-    if statistics not in ("sum", "sum+entropy"):
-        raise ValueError(f"statistics={statistics!r} is unknown; choose one of none, sum, sum+entropy.")
+    if statistics not in STATISTICS:
+        raise ValueError(f"statistics={statistics!r} is unknown; choose one of {', '.join(STATISTICS)}.")
     weights = weights.to(wide(weights.dtype))
     row_sum = weights.sum(-1)
     if statistics == "sum":

@@ -54,12 +54,13 @@ class ReLUFormerDecoderConfig(AttentionConfig):
             sharing.
         head_dim (`int`, *optional*): features of a head. Default: `hidden_size / num_attention_heads`.
         normalization (`str`, defaults to `"pre"`): a norm before attention and FFN of each layer, or `none`.
-        final_norm (`bool`, defaults to `True`): a norm behind the last layer.
+        final_norm (`bool`, defaults to `True`): a norm after the last layer.
         norm_type (`str`, defaults to `"layer_norm"`): `layer_norm` or `rms_norm`; `norm_eps` is the epsilon of both.
         position_embedding (`str`, defaults to `"learned"`):
             `learned`, a table of `max_position_embeddings` rows; or `rotary` (arXiv 2104.09864), as in Llama.
-        rope_parameters (`dict`, *optional*): of rotary positions, as Transformers has them. Default: `rope_theta`
-        10000. ffn_type (`str`, defaults to `"mlp"`):
+        rope_parameters (`dict`, *optional*): of rotary positions, as Transformers has them. Default: a
+            `rope_theta` of 10000.
+        ffn_type (`str`, defaults to `"mlp"`):
             With `f` for `hidden_act`: `mlp`, `W2 f(W1 x)`; `glu`, `W3 (f(W1 x) * W2 x)` (SwiGLU, ReGLU); `dglu`,
             `W3 (f(W1 x) * f(W2 x))` (dReLU).
         hidden_act (`str`, defaults to `"gelu_new"`): any name of `ACT2FN`; also given as `activation_function`.

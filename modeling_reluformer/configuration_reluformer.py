@@ -144,8 +144,8 @@ class AttentionConfig(PreTrainedConfig):
         """
         if preset not in cls.presets:
             raise ValueError(f"preset={preset!r} is unknown; choose one of {', '.join(cls.presets)}.")
-        for name in config_fields.keys() - cls._known_names():
-            cls._refuse_if_near(name, 0.0)
+        for name in config_fields.keys() - cls._known_names() - _OF_ANY_CONFIGURATION:
+            cls._refuse_if_near(name, likeness=0.0)  # all that is unknown, with the nearest names
         replaced = {cls.attribute_map.get(name, name) for name in config_fields}
         kept = {name: value for name, value in cls.presets[preset].items() if name not in replaced}
         return cls(**kept, **config_fields)
@@ -171,8 +171,11 @@ class AttentionConfig(PreTrainedConfig):
         """
         for name in self.attribute_map.keys() & fields.keys():
             setattr(self, self.attribute_map[name], fields.pop(name))
-        if self.transformers_version is not None:  # a saved configuration names the version that wrote it
-            return
+        if self.transformers_version is None:  # a saved configuration names the version that wrote it
+            self._refuse_unknown(fields)
+
+    def _refuse_unknown(self, fields: dict[str, Any]) -> None:
+        """Raises a `ValueError` for a preset or a name that is nearly a field's, and warns of other unknown names."""
         own = type(self).__name__
         if "preset" in fields:
             raise ValueError(
@@ -181,7 +184,7 @@ class AttentionConfig(PreTrainedConfig):
         known = self._known_names()
         for name in sorted(fields.keys() - known - _OF_ANY_CONFIGURATION):
             # less alike may be what somebody else keeps in a configuration
-            self._refuse_if_near(name, 0.85)
+            self._refuse_if_near(name, likeness=0.85)
             alike = sorted(field for field in known if name in field) or difflib.get_close_matches(name, known, n=1)
             guess = f" Did you mean {' or '.join(alike)}?" if alike else ""
             logger.warning(

@@ -5,17 +5,15 @@ What Marian's Transformer has is here as there: projections with biases to heads
 layers with an activation between them. What differs:
 
 - A weight is r_i h(q·k / sqrt(d)), the activation of one score times the scale of its row, in place of a softmax over
-the row
-  (`ReLUFormerAttention`). Norms of queries and keys, a gate and a norm of the output are options.
+  the row (`ReLUFormerAttention`). Norms of queries and keys, a gate and a norm of the output are options.
 - r_i follows from n_i, the keys that query i can see, with padding, causality, a cache and packed segments. It is
-counted once for
-  all layers of a stack (`attention_context`). For example, 16 visible keys and gamma 16 make r_i = 1 / (16 sqrt(8)) =
-  0.022.
-- Where the loss wants them, each attention gives the sums S and T of its rows, and each feed-forward network the norms
-of its
-  activations (`run_layers`). The base class makes the regulariser of them (`AttentionPreTrainedModel._losses`).
-- An activation of a feed-forward network may set more of its values to zero, by a threshold or the largest k
-(`SparseActivation`).
+  computed once for all layers of a stack (`attention_context`). For example, 16 visible keys and gamma 16 make
+  r_i = 1 / (16 sqrt(8)) = 0.022.
+- Where the loss needs them, each attention returns the sums S and T of its rows, and each feed-forward network the
+  norms of its activations (`run_layers`). The base class computes the regulariser from them
+  (`AttentionPreTrainedModel._losses`).
+- A feed-forward network may set more of its activations to zero, by a threshold or by keeping the largest k
+  (`SparseActivation`).
 """
 
 import difflib
@@ -101,7 +99,7 @@ def token_positions(
     segments: Tensor | None,
     seen: int | Tensor = 0,
 ) -> Tensor:
-    """Positions of `length` tokens behind `seen` others in a cache, (batch or 1, length); padding on the left does not
+    """Positions of `length` tokens after `seen` others in a cache, (batch or 1, length); padding on the left does not
     count.
 
     attention_mask: (batch, seen + length), or wider with a static cache; one of four dimensions says nothing here.
@@ -554,7 +552,7 @@ LayerOutput = tuple[Tensor | None, ...]
 
 
 class ReLUFormerPreNormLayer(GradientCheckpointingLayer):
-    """Self-attention and feed-forward network, each behind a norm: a layer of the language model and of the Vision
+    """Self-attention and feed-forward network, each after a norm: a layer of the language model and of the Vision
     Transformer.
 
     make_norm: gives a new norm over the features.
@@ -571,11 +569,11 @@ class ReLUFormerPreNormLayer(GradientCheckpointingLayer):
         """(batch, length, hidden_size) → the same, the norms of the FFN, and S and T of the attention."""
         attended, _, rows = self.self_attn(self.input_layernorm(hidden_states), context, **kwargs)
         hidden_states = hidden_states + dropped(attended, self.dropout, self.training)
-        update, norms, row_weight = self.post_attention_layernorm(hidden_states), None, context.ffn_row_weight
+        normed, row_weight = self.post_attention_layernorm(hidden_states), context.ffn_row_weight
         if row_weight is None:  # by the networks' own call, which `use_sparse_ffn` replaces
-            update = self.mlp(update)
+            update, norms = self.mlp(normed), None
         else:
-            update, norms = self.mlp(update, row_weight)
+            update, norms = self.mlp(normed, row_weight)
         return hidden_states + dropped(update, self.dropout, self.training), norms, *rows
 
 
@@ -605,7 +603,7 @@ def run_layers(
     """hidden_states (batch, length, features) through all layers → the same, `attention_sums` and `ffn_norms` of them
     all.
 
-    Where there is a `cross_context`, each layer has a cross-attention to the `encoder_hidden_states` behind its
+    Where there is a `cross_context`, each layer has a cross-attention to the `encoder_hidden_states` after its
     self-attention.
     """
     layers = list(layers)
@@ -824,7 +822,7 @@ class AttentionPreTrainedModel(PreTrainedModel):
         return Measured(row_weight, self._statistics(), self.ffn_l1_weight > 0, sample, first_module)
 
     def _losses(self, loss_sum: Tensor, items: Tensor | int, outputs: LayerSums) -> dict[str, Tensor]:
-        """As `regularized_loss`, of what the layers have returned."""
+        """The result of `regularized_loss` for the sums and norms that the layers returned."""
         # What a schedule sets changes with the updates, and would make losses of evaluation incomparable.
         counts = self.training or self.scheduled_ffn_l1_weight is None
         return regularized_loss(
@@ -871,6 +869,13 @@ class AttentionPreTrainedModel(PreTrainedModel):
         # generate() would prepare a dense mask for static caches; the compact one serves every implementation here
         return attention_mask
 
+    def _has_plain_head(self) -> bool:
+        """Whether the logits are those of the output layer's weight. What wraps, replaces or hooks the layer (LoRA or
+        offloading) computes others, or holds no weight."""
+        head = self.lm_head
+        is_linear = type(head) is nn.Linear and (self._tp_size or 1) == 1
+        return is_linear and "forward" not in vars(head) and not head._forward_hooks and not head._forward_pre_hooks
+
     def _logits_and_losses(
         self,
         outputs: ModelOutput,
@@ -889,18 +894,14 @@ class AttentionPreTrainedModel(PreTrainedModel):
             shapes = f"for {tuple(hidden_states.shape[:2])} tokens that get logits; got {tuple(labels.shape)}"
             raise ValueError(f"labels need one label for each token, and no logits_to_keep: {shapes}.")
         logits, loss_sum = None, None
-        # what wraps, replaces or hooks the layer (LoRA, say, or offloading) computes other logits than its weight, or
-        # holds none
-        whole = type(self.lm_head) is nn.Linear and (self._tp_size or 1) == 1 and "forward" not in vars(self.lm_head)
-        whole = whole and not self.lm_head._forward_hooks and not self.lm_head._forward_pre_hooks
-        if skip_logits and whole and vocabulary_loss is not None:
+        if skip_logits and self._has_plain_head() and vocabulary_loss is not None:
             loss_sum = vocabulary_loss(hidden_states, self.lm_head.weight, labels, bias, smoothing)
         else:
             if skip_logits and not is_compiling():
                 logger.warning_once(
-                    f"skip_logits saves no memory here, all logits are computed for the loss: lm_head, a "
-                    f"{type(self.lm_head)}, "
-                    "is no whole nn.Linear or has hooks, or the package reluformer is not installed."
+                    "skip_logits saves no memory here, all logits are computed for the loss: lm_head, a "
+                    f"{type(self.lm_head)}, is no whole nn.Linear or has hooks, or the package reluformer is not "
+                    "installed."
                 )
             logits = self.lm_head(hidden_states)
             if bias is not None:

@@ -38,12 +38,12 @@ from .loss_reluformer import IGNORED_LABEL, LossParts, Measured, ModuleSample
 
 @dataclass
 class ReLUFormerDecoderModelOutput(LayerSums, BaseModelOutputWithPast):
-    """Of the language model without its head."""
+    """Output of the language model without its head."""
 
 
 @dataclass
 class ReLUFormerCausalLMOutput(LossParts, CausalLMOutputWithPast):
-    """Of the language model: its loss, see `LossParts`."""
+    """Output of the language model with its head; for its losses see `LossParts`."""
 
 
 def make_norm(config: ReLUFormerDecoderConfig) -> nn.Module:

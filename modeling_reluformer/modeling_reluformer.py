@@ -54,22 +54,22 @@ from .loss_reluformer import IGNORED_LABEL, LossParts, Measured, ModuleSample, a
 
 @dataclass
 class ReLUFormerEncoderOutput(LayerSums, BaseModelOutput):
-    """Of the encoder."""
+    """Output of the encoder."""
 
 
 @dataclass
 class ReLUFormerDecoderOutput(LayerSums, BaseModelOutputWithPastAndCrossAttentions):
-    """Of the decoder."""
+    """Output of the decoder."""
 
 
 @dataclass
 class ReLUFormerModelOutput(LayerSums, Seq2SeqModelOutput):
-    """Of encoder and decoder: the sums of both, the encoder's first."""
+    """Output of encoder and decoder: the sums of both, the encoder's first."""
 
 
 @dataclass
 class ReLUFormerSeq2SeqLMOutput(LossParts, Seq2SeqLMOutput):
-    """Of the model with its head: its loss, see `LossParts`."""
+    """Output of the model with its head; for its losses see `LossParts`."""
 
 
 class SinusoidalPositions(nn.Module):
@@ -324,8 +324,10 @@ class ReLUFormerDecoder(ReLUFormerStack):
                 measured=measured,
             )
         hidden_states = self._with_positions(inputs_embeds, attention_mask, segment_ids, seen)
-        arguments, cached = (context, encoder_hidden_states, cross_context), {CACHE_NAME: cache}
-        hidden_states, sums, norms = run_layers(self.layers, hidden_states, *arguments, **kwargs, **cached)
+        cached = {CACHE_NAME: cache}
+        hidden_states, sums, norms = run_layers(
+            self.layers, hidden_states, context, encoder_hidden_states, cross_context, **kwargs, **cached
+        )
         return ReLUFormerDecoderOutput(last_hidden_state=hidden_states, attention_sums=sums, ffn_norms=norms, **cached)
 
 
@@ -476,7 +478,7 @@ class ReLUFormerForConditionalGeneration(SharedSources, ReLUFormerPreTrainedMode
 
         Args:
             input_ids: (batch, source). attention_mask: (batch, source), 1 for real tokens, padding on either side.
-            decoder_input_ids: (batch, target); default: the labels shifted right behind `decoder_start_token_id`, each
+            decoder_input_ids: (batch, target); default: the labels shifted right after `decoder_start_token_id`, each
                 packed sequence by itself.
             decoder_attention_mask: (batch, seen + target), needed only where padding stands left of the target.
             labels: (batch, target), -100 where there is no target.
@@ -564,7 +566,7 @@ class ReLUFormerForConditionalGeneration(SharedSources, ReLUFormerPreTrainedMode
         return prepared, *others
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor, segment_ids: Tensor | None = None) -> Tensor:
-        """Labels (batch, target) shifted right behind the start token; -100 becomes the padding token.
+        """Labels (batch, target) shifted right after the start token; -100 becomes the padding token.
 
         segment_ids: (batch, target), see `forward`: each packed sequence is shifted by itself.
 

@@ -32,21 +32,23 @@ from .loss_reluformer import IGNORED_LABEL, LossParts, Measured, ModuleSample
 
 @dataclass
 class ReLUFormerVisionOutput(LayerSums, BaseModelOutputWithPooling):
-    """Of the Vision Transformer without its classifier."""
+    """Output of the Vision Transformer without its classifier."""
 
 
 @dataclass
 class ReLUFormerImageClassifierOutput(LossParts, ImageClassifierOutput):
-    """Of the classifier: its loss, see `LossParts`."""
+    """Output of the classifier; for its losses see `LossParts`."""
 
 
 class ReLUFormerVisionEmbeddings(nn.Module):
-    """What goes into the first layer: patches with learned positions, behind a token of the whole where the model has
-    one."""
+    """What goes into the first layer: the class token, where the model has one, then the patches, with learned
+    positions."""
 
     def __init__(self, config: ReLUFormerVisionConfig) -> None:
         super().__init__()
-        self.image_size, self.grid, patch_size = pair(config.image_size), config.patch_grid, pair(config.patch_size)
+        self.image_size = pair(config.image_size)
+        self.grid = config.patch_grid
+        patch_size = pair(config.patch_size)
         self.patch_embeddings = nn.Conv2d(config.num_channels, config.hidden_size, patch_size, stride=patch_size)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size)) if config.pooling == "cls" else None
         tokens = math.prod(self.grid) + (config.pooling == "cls")
@@ -72,7 +74,7 @@ class ReLUFormerVisionEmbeddings(nn.Module):
         return self.dropout(embeddings + positions)
 
     def _interpolated(self, height: int, width: int) -> Tensor:
-        """The positions of a larger or smaller grid, as ViT makes them: bicubic, the token of the whole unchanged."""
+        """The positions of a larger or smaller grid, as ViT makes them: bicubic, that of the class token unchanged."""
         patch_size = self.patch_embeddings.stride
         size = height // patch_size[0], width // patch_size[1]
         first = self.position_embeddings[:, : self.cls_token is not None]
@@ -213,7 +215,8 @@ class ReLUFormerForImageClassification(ReLUFormerVisionPreTrainedModel):
         measured = None
         if labels is not None:
             counted = torch.ones_like(labels) if labels.is_floating_point() else labels != IGNORED_LABEL
-            measured = self._measured(counted.view(len(labels), -1)[:, 0].float(), self._chosen_modules(module_sample))
+            row_weight = counted.view(len(labels), -1)[:, 0].to(wide(self.dtype))
+            measured = self._measured(row_weight, self._chosen_modules(module_sample))
         elif self.training:
             self._warn_about_missing_labels()
         outputs = self.model(
@@ -229,8 +232,8 @@ class ReLUFormerForImageClassification(ReLUFormerVisionPreTrainedModel):
             items = pictures = measured.row_weight.sum().to(logits.device)
             if num_items_in_batch is not None:  # the Trainer counts the entries of `labels`: one a picture, or several
                 items = num_items_in_batch / labels[0].numel()
-            # by 1: a sum where there is one class for each picture, so that a batch of -100 alone has none of 0/0; else
-            # a mean
+            # With num_items_in_batch=1 the loss of one class for each picture is a sum, so that a batch without labels
+            # gives 0 and not 0/0; the other kinds ignore the number and return a mean.
             loss = self.loss_function(labels, logits.to(wide(logits.dtype)), self.config, num_items_in_batch=1)
             loss_sum = loss if self.config.problem_type == "single_label_classification" else loss * pictures
             losses = self._losses(loss_sum, items, outputs)

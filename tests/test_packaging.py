@@ -108,7 +108,7 @@ def check_links_on_pypi(wheel: Path) -> None:
 
 @pytest.fixture(scope="module")
 def distributions(source) -> Path:
-    """The folder with what `make wheel` builds, here without the compiled attention, and checks by twine."""
+    """The folder with what `make wheel` builds, here without the compiled library, and checks by twine."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     recipe = makefile.split("\nwheel: .venv/all\n")[1].split("\n\n")[0]
     recipe = recipe.replace("$(BIN)/python", sys.executable).replace("RELUFORMER_COMPILED=1", "RELUFORMER_COMPILED=0")
@@ -152,7 +152,7 @@ def test_the_version_is_one_everywhere():
 
 @pytest.fixture
 def with_stub(source, tmp_path) -> Path:
-    """The same with a compiled attention that does nothing."""
+    """The same with a compiled library that does nothing."""
     folder = tmp_path / "stub"
     shutil.copytree(source, folder, symlinks=True)
     for path in (folder / "modeling_reluformer" / "compiled").rglob("*.cpp"):
@@ -186,7 +186,7 @@ def test_a_wheel_without_a_compiler_is_built_unless_the_compiled_attention_is_de
     result = build_wheel(with_stub, tmp_path, PATH=str(tmp_path), RELUFORMER_COMPILED="1")
     assert result.returncode != 0
     assert result.stderr.splitlines()[-1].startswith(
-        "RELUFORMER_COMPILED=1: the compiled attention could not be built (no C++"
+        "RELUFORMER_COMPILED=1: the compiled library could not be built (no C++"
     )
 
 

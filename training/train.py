@@ -226,7 +226,7 @@ def _write_record(
 
 
 def _mean_target_tokens(history: list[dict[str, float]]) -> dict[str, float | None]:
-    """Of all updates that were logged, None without any: a log holds the means since the one before it."""
+    """The means over all updates that were logged, None without any: a log holds those since the log before it."""
     tokens, seconds, update = 0.0, 0.0, 0
     for log in history:
         if log.get("target_tokens_per_update"):

@@ -258,7 +258,7 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
     def _rows_that_count(self, rows: int, device: torch.device) -> torch.Tensor | None:
         """Which rows of the last batch of an evaluation count, (rows,); None where all do.
 
-        Across the processes, accelerate fills it with the first rows of the set again, behind those that are left.
+        Across the processes, accelerate fills it with the first rows of the set again, after those that are left.
         """
         state = self.accelerator.gradient_state
         if self.args.world_size == 1 or not state.end_of_dataloader or state.remainder <= 0:

@@ -24,9 +24,8 @@ if TYPE_CHECKING:  # importing Transformers' modelling code takes longer than a 
 
 COMPUTE = ("float32", "int8")
 # Values of the configuration that are computed here.
-_ACTIVATIONS = {"relu": 0, "relu2": 1, "softmax": 2}
 _SERVED: dict[str, tuple[Any, ...]] = {
-    "attention_activation": tuple(_ACTIVATIONS),
+    "attention_activation": ("relu", "relu2", "softmax"),
     "attention_output_norm": ("none",),
     "attention_qk_norm": (False,),
     "attention_gate": (False,),
@@ -180,10 +179,9 @@ class FastTranslationModel:
         for i in range(config.decoder_layers):
             tensors += self._layer(f"model.decoder.layers.{i}.", config.decoder_attention_heads, is_decoder=True)
         heads = config.encoder_attention_heads, config.decoder_attention_heads
-        activation = _ACTIVATIONS[config.attention_activation]
         scale = config.d_model**0.5 if config.scale_embedding else 1.0
         self._model = torch.classes.reluformer_cpu.TranslationModel(
-            tensors, config.encoder_layers, *heads, activation, scale
+            tensors, config.encoder_layers, *heads, config.attention_activation, scale
         )
         del self._weights
 

@@ -25,7 +25,7 @@ _MARK, _MARK_ALONE = re.compile(r"[.,](?!\S)"), re.compile(r"(?<!\S)[.,](?!\S)")
 
 @dataclass(frozen=True)
 class MosesTraces:
-    """What texts hold that Moses leaves behind: lines with a full stop or comma at the end of a word, those of them in
+    """The traces that Moses leaves in texts: lines with a full stop or comma at the end of a word, those of them in
     which it stands alone, and lines with entities such as `&apos;`."""
 
     lines: int
@@ -36,7 +36,11 @@ class MosesTraces:
     @classmethod
     def of(cls, texts: Iterable[str]) -> MosesTraces:
         texts = list(texts)
-        return cls(len(texts), *(sum(map(bool, map(find.search, texts))) for find in (_MARK, _MARK_ALONE, _ENTITY)))
+
+        def lines_with(pattern: re.Pattern[str]) -> int:
+            return sum(pattern.search(text) is not None for text in texts)
+
+        return cls(len(texts), lines_with(_MARK), lines_with(_MARK_ALONE), lines_with(_ENTITY))
 
     @classmethod
     def of_corpus(cls, pairs: datasets.Dataset, side: Literal["source", "target"]) -> MosesTraces:

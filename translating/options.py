@@ -8,7 +8,7 @@ from typing import Any
 
 from reluformer.configuration.errors import UserError
 from reluformer.translating.fast_translation import COMPUTE
-from reluformer.translating.long_sources import LONG_SOURCES, SPLITS, LongSources, Split
+from reluformer.translating.source_encoding import LONG_SOURCES, SPLITS, LongSources, Split
 
 # Limits of the decoding length are stepwise in the source length, and a batch never crosses a step.
 LIMIT_STEP = 16
@@ -70,11 +70,12 @@ class Options:
         return replace(self, **mine, generation={**self.generation, **generation})
 
     def limit(self, source_tokens: int) -> int:
-        """The most target tokens, `</s>` included, for a source of so many tokens."""
+        """The most target tokens, `</s>` included, for a source of `source_tokens` tokens."""
         if self.max_new_tokens is not None:
             return self.max_new_tokens
         rounded = -(-source_tokens // LIMIT_STEP) * LIMIT_STEP
-        return min(2 * rounded + LIMIT_OFFSET, self.positions or 2 * rounded + LIMIT_OFFSET)
+        limit = 2 * rounded + LIMIT_OFFSET
+        return min(limit, self.positions or limit)
 
     @property
     def decoding(self) -> dict[str, Any]:

@@ -210,7 +210,7 @@ def _are_whole(weights: dict[str, Tensor], config: _Settings) -> bool:
 
 
 def expected_shapes(config: Any) -> dict[str, tuple[int, ...]]:
-    """Of the weights of a model that `reason_against` has nothing against, by their names."""
+    """The shapes of the weights of a model that `reason_against` has nothing against, by their names."""
     width = config.d_model
     shapes: dict[str, tuple[int, ...]] = {
         "model.encoder.embed_tokens.weight": (config.vocab_size, width),

@@ -18,7 +18,7 @@ _WHITE_SPACE = re.compile(r"\s")
 class Sentences(NamedTuple):
     """A text in parts: `spaces[0] + sentences[0] + spaces[1] + …  + spaces[-1]` is the text.
 
-    sentences: without white space around them. spaces: before, between and behind them, so one more.
+    sentences: without white space around them. spaces: before, between and after them, so one more.
     """
 
     sentences: list[str]

@@ -19,11 +19,11 @@ from tqdm.auto import tqdm
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.modeling_reluformer.compiled.library import library
 from reluformer.translating.fast_translation import FastTranslationModel, Search, reason_against
-from reluformer.translating.long_sources import LongSources, Source, SourceEncoder, Split
 from reluformer.translating.moses import MosesStep
 from reluformer.translating.options import Options
 from reluformer.translating.readers import is_unicode
 from reluformer.translating.sentences import DOCUMENT, source_language
+from reluformer.translating.source_encoding import LongSources, Source, SourceEncoder, Split
 
 if TYPE_CHECKING:  # importing Transformers' modelling code takes longer than a short translation
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -31,13 +31,13 @@ if TYPE_CHECKING:  # importing Transformers' modelling code takes longer than a 
 logger = logging.getLogger(__name__)
 
 _WORTH_BUILDING = 8  # sentences
-# `stream` sorts by length within so many batches.
+# `stream` sorts by length within this many batches.
 _BATCHES_AT_ONCE = 8
 _Key = tuple[int, int, int]  # the number of a text, of a sentence in it, and of a piece in that
 
 
 class _Score(NamedTuple):
-    """Of one source: log p(target | source), and over how many target tokens."""
+    """The score of one source: log p(target | source), and over how many target tokens."""
 
     log_probability: float
     tokens: int
@@ -214,7 +214,7 @@ class Translator:
         return changed
 
     def limit(self, source_tokens: int) -> int:
-        """The most target tokens, `</s>` included, for a source of so many tokens."""
+        """The most target tokens, `</s>` included, for a source of `source_tokens` tokens."""
         return self.options.limit(source_tokens)
 
     def _chosen(self, options: Mapping[str, Any]) -> Options:
@@ -253,9 +253,11 @@ class Translator:
     def _translations(
         self, sources: list[Source], parts: Iterable[range], progress: bool, options: Options
     ) -> Iterator[Translation]:
-        """Of one part after the other. Inference mode never reaches the caller, who goes on between two texts."""
+        """The translations of one part after the other. Inference mode never reaches the caller, who goes on between
+        two texts."""
         total = sum(len(source.units) for source in sources)
-        unit, cut = " sentences" if options.split == "sentences" else " texts", 0
+        unit = " sentences" if options.split == "sentences" else " texts"
+        cut = 0
         with self._evaluation_mode():
             fast = self._fast_model(total, options) if total else None
         with tqdm(total=total, desc="translating", unit=unit, disable=None if progress else True) as bar:
@@ -342,8 +344,7 @@ class Translator:
         return _Batch(ids, int((~finished).sum()), scores)
 
     def _scores_of(self, output: Any, ends: Any) -> list[_Score]:
-        """Those of what `generate` returned: what stands behind the first token that ends a translation does not
-        count."""
+        """The scores of what `generate` returned, each up to the first token that ends its translation."""
         generated = output.sequences[:, 1:]
         of_tokens = self.model.compute_transition_scores(
             output.sequences, output.scores, getattr(output, "beam_indices", None), normalize_logits=True

@@ -142,7 +142,7 @@ class Runner:
                 process.terminate()
 
     def _run(self, task: Task, head: str, before: Future[None] | None) -> None:
-        """All that is left to do of a row, behind what it starts from."""
+        """All that is left to do of a row, after what it starts from."""
         if before is not None:
             wait([before])
         seen: list[str] = []

@@ -7,8 +7,7 @@ A result keeps these statistics and no text, so that it can be compared with ano
 seed see the data in the same order, and are a pair. The mean difference d̄ is uncertain twice over:
 
 - Other seeds would give another mean. With s, the standard deviation of the k differences, and δ, the mean over all
-seeds,
-  (d̄ - δ) / (s/√k) has Student's t distribution with k - 1 degrees of freedom.
+  seeds, (d̄ - δ) / (s/√k) has Student's t distribution with k - 1 degrees of freedom.
 - Another test text would give other scores. The paired bootstrap (Koehn 2004) draws the items of the test set with
   replacement, the same ones for all scores, and takes d̄ of every sample; the samples are those of sacreBLEU.
 

@@ -1,6 +1,6 @@
 """Rows on language models: documents as contexts of one length, and the perplexity of a split.
 
-The documents of a split, each followed by the tokenizer's end token, are one stream behind an end token. A context
+The documents of a split, each followed by the tokenizer's end token, are one stream after an end token. A context
 begins with the last token of the one before it, so that each token of the stream but the first is predicted exactly
 once.
 """
@@ -161,7 +161,7 @@ class Contexts(Dataset):
 
     @property
     def rest(self) -> Tensor:
-        """The context behind the last whole one, (1, tokens)."""
+        """The context after the last whole one, (1, tokens)."""
         return self.tokens[None, len(self) * (self.length - 1) :].long()
 
 

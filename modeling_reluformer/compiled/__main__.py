@@ -1,4 +1,4 @@
-"""`python -m reluformer.modeling_reluformer.compiled` builds the compiled attention ahead and prints where it is."""
+"""`python -m reluformer.modeling_reluformer.compiled` builds the compiled library ahead and prints where it is."""
 
 import sys
 
@@ -6,8 +6,6 @@ from . import library
 
 operators = library.library(large=True)  # a warning says why there is none
 print(
-    "no compiled attention: the Python loop computes"
-    if operators is None
-    else f"compiled attention: {library.loaded_from}"
+    "no compiled library: the Python loop computes" if operators is None else f"compiled library: {library.loaded_from}"
 )
 sys.exit(operators is None)

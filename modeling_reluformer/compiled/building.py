@@ -1,8 +1,8 @@
-"""Building the compiled attention: one call of a C++ compiler for each unit, and one to link them.
+"""Building the compiled library: one call of a C++ compiler for each unit, and one to link them.
 
 Only a compiler is needed, and the headers that torch brings along. This file imports nothing of the package: setup.py
-builds with it before there is one. A library serves one version of torch, whose stable interface lacks what the loop is
-fast by.
+builds with it before there is one. A library serves one version of torch, whose stable interface lacks what the loop
+owes its speed to.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _DOTPROD = "-march=armv8.2-a+dotprod"
 _EXACT = "-ffp-contract=off"  # the same bits with every instruction set
 
 
-class CompiledAttentionError(RuntimeError):
-    """The compiled attention cannot be had; the message says why."""
+class CompiledLibraryError(RuntimeError):
+    """The compiled library cannot be had; the message says why."""
 
 
 class Unit(NamedTuple):
@@ -55,6 +55,7 @@ def _for(instruction_set: str, source: str, *flags: str) -> Unit:
     return Unit(source, (f"-DRELUFORMER_ISA={instruction_set}", "-Wno-psabi", *flags))
 
 
+# The lowest set first: of an inline function of a header linkers keep the first copy, which every processor must run.
 _X86 = (
     _for("avx2", "attention/kernels.cpp", *_AVX2),
     _for("avx512", "attention/kernels.cpp", *_AVX512),
@@ -95,11 +96,11 @@ def library_name(folder: Path, units: Sequence[Unit]) -> str:
     for path in sorted([*folder.rglob("*.cpp"), *folder.rglob("*.h")]):
         name = path.relative_to(folder).as_posix()
         digest.update(f"{name} {path.stat().st_size}\n".encode() + path.read_bytes())
-    return f"attention-{platform.machine()}-torch{torch.__version__}-{digest.hexdigest()[:12]}.so"
+    return f"library-{platform.machine()}-torch{torch.__version__}-{digest.hexdigest()[:12]}.so"
 
 
 def is_served() -> bool:
-    """Whether there is a compiled attention for this kind of processor and system."""
+    """Whether there is a compiled library for this kind of processor and system."""
     return (sys.platform, platform.machine()) in _SERVED
 
 
@@ -107,17 +108,17 @@ def find_compiler() -> list[str]:
     """The command in $CXX, else the first of c++, g++ and clang++ that the PATH has.
 
     Raises:
-        CompiledAttentionError: there is none.
+        CompiledLibraryError: there is none.
     """
     if not is_served():
-        raise CompiledAttentionError(
+        raise CompiledLibraryError(
             f"it serves x86-64 and ARM under Linux, and ARM under macOS, not {platform.machine()} {sys.platform}"
         )
     if chosen := shlex.split(os.environ.get("CXX", "")):
         return chosen
     if compiler := next(filter(shutil.which, COMPILERS), None):
         return [compiler]
-    raise CompiledAttentionError(
+    raise CompiledLibraryError(
         f"no C++ compiler ({', '.join(COMPILERS)}) is on the PATH; install one (Debian: `apt install g++`), or name it "
         "in CXX"
     )
@@ -128,7 +129,7 @@ def build_library(folder: Path, units: Sequence[Unit], target: Path, compiler: l
 
     Raises:
         OSError: the folder of the target cannot be written to.
-        CompiledAttentionError: the sources cannot be compiled.
+        CompiledLibraryError: the sources cannot be compiled.
     """
     headers = [f"-I{folder}", f"-I{_TORCH / 'include'}", f"-I{_TORCH / 'include/torch/csrc/api/include'}"]
     # torch's threads: others would not follow `set_num_threads`. What g++ calls is in the file that torch has loaded.
@@ -156,11 +157,9 @@ def _run(command: list[str]) -> str:
     try:
         result = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment, check=True)
     except OSError as error:
-        raise CompiledAttentionError(
-            f"{command[0]} cannot be run ({error.strerror}); name a compiler in CXX"
-        ) from error
+        raise CompiledLibraryError(f"{command[0]} cannot be run ({error.strerror}); name a compiler in CXX") from error
     except subprocess.CalledProcessError as error:
         lines = [line for line in error.stderr.splitlines() if line.strip()] or [str(error)]
         line = next((line for line in lines if "error" in line), lines[0])
-        raise CompiledAttentionError(f"{command[0]} failed: {line.strip()}; try another compiler by CXX=…") from error
+        raise CompiledLibraryError(f"{command[0]} failed: {line.strip()}; try another compiler by CXX=…") from error
     return result.stdout

@@ -17,7 +17,7 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
-from .building import UNITS, CompiledAttentionError, build_library, find_compiler, is_served, library_name
+from .building import UNITS, CompiledLibraryError, build_library, find_compiler, is_served, library_name
 
 VARIABLE = "RELUFORMER_COMPILED"
 SOURCES = Path(__file__).parent
@@ -39,7 +39,11 @@ def library(large: bool) -> Any | None:
 
     large: whether the call is large enough to gain by them, so that they are built if they do not exist.
     """
-    return _operators if _stage > large else _settle(large)
+    return _operators if _is_answered(large) else _settle(large)
+
+
+def _is_answered(large: bool) -> bool:
+    return _stage == _SETTLED or (_stage == _NONE_FOUND and not large)
 
 
 def is_settled() -> bool:
@@ -50,7 +54,7 @@ def is_settled() -> bool:
 def _settle(large: bool) -> Any | None:
     global _stage, _operators
     with _lock:
-        if _stage > large:
+        if _is_answered(large):
             return _operators
         off = os.environ.get(VARIABLE) == "0"
         if not off and _stage == _BEGINNING:
@@ -71,7 +75,7 @@ def _found() -> Any | None:
     for path in filter(Path.is_file, (SOURCES / name, _cache_folder() / name)):
         try:
             return _loaded(path)
-        except CompiledAttentionError as error:  # of a machine with newer system libraries: it is built anew
+        except CompiledLibraryError as error:  # of a machine with newer system libraries: it is built anew
             logger.info("%s", error)
             if path.parent != SOURCES:
                 path.unlink(missing_ok=True)
@@ -88,7 +92,7 @@ def _built() -> Any | None:
             if not path.is_file():
                 # a warning, since nothing else is seen by default, and the call that waits for it takes long
                 logger.warning(
-                    "Building the compiled attention for torch %s, once for all processes, in %s. This usually takes "
+                    "Building the compiled library for torch %s, once for all processes, in %s. This usually takes "
                     "less than a minute; %s=0 does without it.",
                     torch.__version__,
                     path.parent,
@@ -96,10 +100,10 @@ def _built() -> Any | None:
                 )
                 build_library(SOURCES, UNITS, path, compiler)
         return _loaded(path)
-    except (CompiledAttentionError, OSError) as error:
+    except (CompiledLibraryError, OSError) as error:
         logger.log(
             logging.WARNING if is_served() else logging.INFO,
-            "The compiled attention could not be built in %s ($TORCH_EXTENSIONS_DIR names another folder): %s.%s The "
+            "The compiled library could not be built in %s ($TORCH_EXTENSIONS_DIR names another folder): %s.%s The "
             "Python loop computes instead: attention is slower, with the same results to rounding, translation is by "
             "`generate`, in float32 alone, and no network skips zeros. %s=0 turns this warning off.",
             path.parent,
@@ -112,7 +116,7 @@ def _built() -> Any | None:
 
 def _for_another_torch() -> str:
     """What to do where the package came with a library, which serves the torch that it was built with alone."""
-    brought = sorted(path.name.split("-torch")[1].rsplit("-", 1)[0] for path in SOURCES.glob("attention-*-torch*.so"))
+    brought = sorted(path.name.split("-torch")[1].rsplit("-", 1)[0] for path in SOURCES.glob("library-*-torch*.so"))
     if not brought or torch.__version__ in brought:
         return ""
     wanted = " or ".join(brought)
@@ -130,11 +134,11 @@ def _loaded(path: Path) -> Any | None:
         try:
             torch.ops.load_library(str(path))
         except OSError as error:
-            raise CompiledAttentionError(f"{path} cannot be loaded: {error.__cause__ or error}") from error
+            raise CompiledLibraryError(f"{path} cannot be loaded: {error.__cause__ or error}") from error
         loaded_from = path
         if not operators.supports(torch.float32):
             logger.warning(
-                "The compiled attention needs a processor with AVX2 or NEON, and a torch with oneDNN that is switched "
+                "The compiled library needs a processor with AVX2 or NEON, and a torch with oneDNN that is switched "
                 "on; the Python loop computes instead. %s=0 turns this warning off.",
                 VARIABLE,
             )

@@ -1,4 +1,4 @@
-// Matrices of numbers, and what a product of them takes. Plain data: this file is compiled for no instruction set.
+// Matrices of numbers, and what a product of them takes. Plain data, with no vectors of any instruction set.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ struct Layout {
   }
 };
 
-// Rows one behind the other, `stride` numbers apart.
+// Rows one after the other, `stride` numbers apart.
 constexpr Layout in_rows(int64_t stride) { return {stride, kColumns}; }
 
 // Panels of sixteen columns, (columns / 16, rows, 16): what a product reads then lies side by side, whatever the width

@@ -10,7 +10,7 @@
 namespace reluformer {
 namespace {
 
-// C is computed in blocks of so many rows and panels, whose sums stay in registers. Of the 16 registers of AVX2 they
+// C is computed in blocks of this many rows and panels, whose sums stay in registers. Of the 16 registers of AVX2 they
 // take twelve, beside two of B and one of A; of the 32 of AVX-512 sixteen, and of NEON's 24. As many sums must be under
 // way as multiply-adds take cycles, times those that begin in one: eight on all processors that we know.
 #ifdef __AVX512F__
@@ -34,7 +34,7 @@ void multiply_block(const Product<float>& product, const float* a, const float* 
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 16
     for (int part = 0; part < kParts; ++part) {
-      sums[r][part] = product.add ? load(place_of(r, part)) : all(0.0f);
+      sums[r][part] = product.add ? load(place_of(r, part)) : broadcast(0.0f);
     }
   }
   auto add_column = [&](int64_t i) __attribute__((always_inline)) {
@@ -46,7 +46,7 @@ void multiply_block(const Product<float>& product, const float* a, const float* 
     b += product.b.layout.row;
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      const Floats of_a = all(a[r * a_row + i]);
+      const Floats of_a = broadcast(a[r * a_row + i]);
 #pragma GCC unroll 16
       for (int part = 0; part < kParts; ++part) {
         sums[r][part] = fused(of_a, row_of_b[part], sums[r][part]);
@@ -72,7 +72,7 @@ void multiply_block(const Product<float>& product, const float* a, const float* 
   }
 }
 
-// How many panels so many rows are multiplied by at a time: a power of two.
+// By how many panels this many rows are multiplied at a time: a power of two.
 constexpr int panels_at_a_time(int rows) {
   int panels = kMostPanels;
   while (panels * rows > kProductRows * kProductPanels) {

@@ -40,7 +40,7 @@ namespace {
 
 // In a namespace without a name, as all that is compiled for several instruction sets: a linker keeps one copy of an
 // `inline` function, and might keep that of another set.
-inline Floats all(float value) { return value - Floats{}; }
+inline Floats broadcast(float value) { return value - Floats{}; }
 
 template <int... lane>
 inline Ints numbers(std::integer_sequence<int, lane...>) {
@@ -161,8 +161,10 @@ inline float quantize_row(const float* from, int64_t width, uint8_t* to) {
 }
 
 // log(x) for x > 0 to two units in the last place; finite for zero and subnormal numbers, where it meets a factor of
-// zero or a closed gate. Of infinity and NaN themselves, if asked for: a factor of u brings them back otherwise. x =
-// 2^e (1 + f) with 1 + f in [1/√2, √2); log(1 + f) = f - f²/2 + f³ P(f), P by least squares, relative error 7e-9.
+// zero or a closed gate. With kEveryNumber, infinity and NaN are returned as they are; without it, the caller
+// multiplies by x, which restores them.
+//
+// x = 2^e (1 + f) with 1 + f in [1/√2, √2); log(1 + f) = f - f²/2 + f³ P(f), P by least squares, relative error 7e-9.
 template <bool kEveryNumber>
 inline Floats logarithm(Floats x) {
   const Ints shifted = reinterpret_cast<Ints>(x) - 0x3F3504F3;  // the bits of 1/√2
@@ -187,8 +189,9 @@ inline Floats logarithm(Floats x) {
 // e^x to two units in the last place; 0 below the smallest normal number, NaN itself. x = n log 2 + r, |r| <= log(2)
 // / 2.
 inline Floats exponential(Floats x) {
-  const Floats high = x > 88.72283f ? all(88.72283f) : x, inside = high < -87.33654f ? all(-87.33654f) : high;
-  const Floats rounder = all(12582912.0f);  // 1.5 · 2²³: adding it rounds to an integer
+  const Floats high = x > 88.72283f ? broadcast(88.72283f) : x,
+               inside = high < -87.33654f ? broadcast(-87.33654f) : high;
+  const Floats rounder = broadcast(12582912.0f);  // 1.5 · 2²³: adding it rounds to an integer
   const Floats n = (inside * 1.44269504f + rounder) - rounder;
   const Floats r = (inside - n * 0.693145751953125f) - n * 1.42860682030941723e-6f;
   Floats series = 1.0f / 720 + r * (1.0f / 5040);
@@ -198,8 +201,8 @@ inline Floats exponential(Floats x) {
   series = 0.5f + r * series;
   const Floats power = 1.0f + (r + r * r * series);
   const Ints bits = reinterpret_cast<Ints>(power) + (__builtin_convertvector(n, Ints) << 23);
-  const Floats result = x < -87.33654f ? all(0.0f) : reinterpret_cast<Floats>(bits);
-  return x > 88.72283f ? all(__builtin_inff()) : (x == x ? result : x);
+  const Floats result = x < -87.33654f ? broadcast(0.0f) : reinterpret_cast<Floats>(bits);
+  return x > 88.72283f ? broadcast(__builtin_inff()) : (x == x ? result : x);
 }
 
 }  // namespace

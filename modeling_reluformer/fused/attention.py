@@ -92,7 +92,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, specification: Specificati
 
     Returns the output, then S and T where they are wanted.
     """
-    wanted = 1 + specification.level
+    wanted = 1 + specification.statistics_count
     operator = compiled_operator(query, key, specification)
     if operator is None and specification.cu_seqlens_q is None and _is_small(query, key):
         return _plain(query, key, value, specification)[:wanted]

@@ -49,8 +49,8 @@ class _Block(NamedTuple):
     hidden: Tensor | None
     scale: Tensor | None
 
-    def heads(self, tensor: Tensor, group: int) -> Tensor:
-        """Keys or values, (batch, heads, keys, head_dim), repeated where heads share them.
+    def visible(self, tensor: Tensor, group: int) -> Tensor:
+        """The keys or values of the block, (batch, heads, keys, head_dim), repeated where heads share them.
 
         What padding holds, NaN for one, must not reach a product.
         """
@@ -70,18 +70,17 @@ class _Block(NamedTuple):
         return weights
 
 
-def blockwise_forward(
-    query: Tensor, key: Tensor, value: Tensor, specification: Specification
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Output (batch, heads, queries, head_dim), S and T (batch, heads, queries) or None; shapes as in
+def blockwise_forward(query: Tensor, key: Tensor, value: Tensor, specification: Specification) -> tuple[Tensor, ...]:
+    """Output (batch, heads, queries, head_dim), and S and T (batch, heads, queries) where they are wanted; shapes as in
     `relu_attention`."""
     output = empty_like_heads(query, value.shape[-1])
-    statistics = [query.new_empty(query.shape[:3], dtype=wide(query.dtype)) for _ in range(specification.level)]
+    count = specification.statistics_count
+    statistics = [query.new_empty(query.shape[:3], dtype=wide(query.dtype)) for _ in range(count)]
     group = query.shape[1] // key.shape[1]
     for block in _blocks(query, key, specification):
-        keys, values = (block.heads(tensor, group) for tensor in (key, value))
+        keys, values = (block.visible(tensor, group) for tensor in (key, value))
         weights, _ = _weights(query[:, :, block.rows] * specification.scale, keys, block, specification)
-        for statistic, of_block in zip(statistics, _statistics(weights, block.scale), strict=False):
+        for statistic, of_block in zip(statistics, _statistics(weights, block.scale, count), strict=True):
             statistic[:, :, block.rows] = of_block
         if specification.dropout_p > 0:
             weights = weights.mul_(_dropout(weights, block, specification))
@@ -90,7 +89,7 @@ def blockwise_forward(
             weights, scale = weights.mul_(scale.to(weights.dtype)), None
         attended = weights @ values
         output[:, :, block.rows] = attended if scale is None else attended * scale.to(attended.dtype)
-    return tuple([output, *statistics, None, None][:3])
+    return output, *statistics
 
 
 def blockwise_backward(
@@ -108,7 +107,7 @@ def blockwise_backward(
     key_sum, value_sum = (tensor.new_zeros(tensor.shape, dtype=wide(tensor.dtype)) for tensor in (key, value))
     group = query.shape[1] // key.shape[1]
     for block in _blocks(query, key, specification):
-        keys, values = (block.heads(tensor, group) for tensor in (key, value))
+        keys, values = (block.visible(tensor, group) for tensor in (key, value))
         scaled_query, incoming = query[:, :, block.rows] * specification.scale, grad_output[:, :, block.rows]
         incoming = incoming if block.scale is None else incoming * block.scale.to(incoming.dtype)
         weights, scores = _weights(scaled_query, keys, block, specification)
@@ -174,14 +173,18 @@ def _weights(scaled_query: Tensor, keys: Tensor, block: _Block, specification: S
     return block.hide(weights.clone() if weights is scores else weights), scores  # the weights are written to
 
 
-def _statistics(weights: Tensor, scale: Tensor | None) -> Iterator[Tensor]:
-    """S, then T; what nobody asks for is not computed."""
+def _statistics(weights: Tensor, scale: Tensor | None, count: int) -> list[Tensor]:
+    """The first `count` of S and T, (batch, heads, rows)."""
+    if count == 0:
+        return []
     weights = weights.to(wide(weights.dtype))
     total = weights.sum(-1)
     scale = None if scale is None else scale.squeeze(-1)
-    yield total if scale is None else total * scale
+    row_sum = total if scale is None else total * scale
+    if count == 1:
+        return [row_sum]
     total_log = _logarithm(weights).mul_(weights).sum(-1)
-    yield total_log if scale is None else scale * (total_log + scale.log() * total)
+    return [row_sum, total_log if scale is None else scale * (total_log + scale.log() * total)]
 
 
 def _logarithm(weights: Tensor) -> Tensor:

@@ -14,8 +14,8 @@ from .operator import backward_fake, forward_fake
 from .specification import Specification
 
 _DTYPES = (torch.float32, torch.bfloat16)
-# From so many scores on, in a call whose gradient is wanted, the library is built if there is none; without gradients,
-# in generation for one, only a call that takes seconds is worth waiting for it.
+# From this many scores on, in a call whose gradient is wanted, the library is built if there is none. Without
+# gradients, as in generation, only a call that takes seconds is worth waiting for it.
 SCORES_WORTH_BUILDING = 2**20
 SCORES_WORTH_BUILDING_WITHOUT_GRADIENTS = 2**29
 
@@ -59,8 +59,13 @@ def _served_activations(operators: Any) -> frozenset[str]:
 
 @functools.cache
 def _served_dtypes(operators: Any) -> frozenset[torch.dtype]:
-    """Those that this processor and its torch compute. Tells torch.compile what the operators return, at the first
-    call."""
+    """Those that this processor and its torch compute."""
+    _register_fakes()
+    return frozenset(dtype for dtype in _DTYPES if operators.supports(dtype))
+
+
+@functools.cache
+def _register_fakes() -> None:
+    """Tells torch.compile what the operators return, once they exist."""
     torch.library.register_fake("reluformer_cpu::attention", forward_fake)
     torch.library.register_fake("reluformer_cpu::attention_backward", backward_fake)
-    return frozenset(dtype for dtype in _DTYPES if operators.supports(dtype))

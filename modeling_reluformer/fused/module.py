@@ -98,8 +98,7 @@ class AttentionSettings:
         if self.activation not in NON_NEGATIVE:
             raise ValueError(
                 f"L_reg needs weights that are never negative ({', '.join(NON_NEGATIVE)}); those of "
-                f"{self.activation!r} can be. "
-                "Leave L_reg out, or choose another activation."
+                f"{self.activation!r} can be. Leave L_reg out, or choose another activation."
             )
 
 

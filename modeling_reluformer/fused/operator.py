@@ -16,20 +16,20 @@ from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 from torch.autograd.function import once_differentiable
 
-from ..attention_reluformer import wide
+from ..attention_reluformer import STATISTICS, wide
 from .activations import ACTIVATIONS
 from .blockwise import blockwise_backward, blockwise_forward, empty_like_heads
-from .specification import SCHEMA, STATISTICS, TENSOR_COUNT, Specification
+from .specification import SCHEMA, TENSOR_COUNT, Specification
 
 # A Hub kernel is a package of another name. It must not replace these operators.
 NAMESPACE = (__package__ or "").partition(".")[0].replace("-", "_") or "reluformer"
-_SCHEMA = f"Tensor query, Tensor key, Tensor value, {SCHEMA}) -> (Tensor, Tensor, Tensor)"
-_TENSORS = 3 + TENSOR_COUNT
-_STATISTICS = [field.name for field in fields(Specification)].index("statistics") - TENSOR_COUNT
+_ARGUMENTS_AND_RESULTS = f"Tensor query, Tensor key, Tensor value, {SCHEMA}) -> (Tensor, Tensor, Tensor)"
+_TENSOR_ARGUMENTS = 3 + TENSOR_COUNT  # query, key and value, and those of the specification
+_STATISTICS_AT = [field.name for field in fields(Specification)].index("statistics") - TENSOR_COUNT
 
 
 def operator_for(query: Tensor) -> Any:
-    """What computes a call that no compiled attention takes."""
+    """What computes a call that no compiled library takes."""
     if query.device.type != "cuda" or torch.compiler.is_compiling():
         return pointwise_attention
     return _LaunchedAttention.apply if torch.is_grad_enabled() else _forward
@@ -62,8 +62,8 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, *arguments: Any) -> tupl
 
 def forward_fake(query: Tensor, key: Tensor, value: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """What the operator returns, without numbers: torch.compile asks for it, also of the compiled operator."""
-    level = Specification(*arguments).level
-    statistics = [query.new_empty(query.shape[:3], dtype=wide(query.dtype)) for _ in range(level)]
+    count = Specification(*arguments).statistics_count
+    statistics = [query.new_empty(query.shape[:3], dtype=wide(query.dtype)) for _ in range(count)]
     return _three(empty_like_heads(query, value.shape[-1]), *statistics)
 
 
@@ -95,7 +95,7 @@ def backward_fake(
 
 
 def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
-    tensors, ctx.options = inputs[:_TENSORS], inputs[_TENSORS:]
+    tensors, ctx.options = inputs[:_TENSOR_ARGUMENTS], inputs[_TENSOR_ARGUMENTS:]
     row_scale = tensors[3]
     ctx.scale_wants_gradient = row_scale is not None and row_scale.requires_grad
     ctx.save_for_backward(*tensors, *(output if ctx.scale_wants_gradient else ()))
@@ -106,9 +106,9 @@ def _differentiate(
 ) -> tuple:
     """Gradients of the inputs, by the backward operator or by `backward`. A gradient that is None is zero."""
     saved = ctx.saved_tensors  # read once: a checkpoint computes them again at every access
-    tensors, outputs = saved[:_TENSORS], saved[_TENSORS:]
+    tensors, outputs = saved[:_TENSOR_ARGUMENTS], saved[_TENSOR_ARGUMENTS:]
     options = list(ctx.options)
-    statistics = options[_STATISTICS]
+    statistics = options[_STATISTICS_AT]
     if grad_output is None:
         grad_output = torch.zeros_like(tensors[0])
     grad_sum_log = grad_sum_log if statistics == "sum+entropy" else None
@@ -116,7 +116,7 @@ def _differentiate(
     if grad_sum is None and grad_sum_log is not None:
         grad_sum = torch.zeros_like(grad_sum_log)
     # S and T that nothing was derived from, as where they are only logged, cost the backward pass nothing
-    options[_STATISTICS] = STATISTICS[(grad_sum is not None) + (grad_sum_log is not None)]
+    options[_STATISTICS_AT] = STATISTICS[(grad_sum is not None) + (grad_sum_log is not None)]
     gradients = (backward or _BACKWARD)(grad_output, grad_sum, grad_sum_log, *tensors, *options)
     grad_scale = None
     if ctx.scale_wants_gradient:
@@ -128,17 +128,17 @@ def _differentiate(
             total = total + grad_sum_log * (row_sum_log + row_sum)
         grad_scale = total / row_scale
         grad_scale = grad_scale.sum(1, keepdim=True) if row_scale.shape[1] == 1 else grad_scale
-    return *gradients, grad_scale, *(None,) * (_TENSORS - 4 + len(ctx.options))
+    return *gradients, grad_scale, *(None,) * (_TENSOR_ARGUMENTS - 4 + len(ctx.options))
 
 
 pointwise_attention = torch.library.custom_op(
-    f"{NAMESPACE}::pointwise_attention", _forward, mutates_args=(), schema=f"({_SCHEMA}"
+    f"{NAMESPACE}::pointwise_attention", _forward, mutates_args=(), schema=f"({_ARGUMENTS_AND_RESULTS}"
 )
 _BACKWARD = torch.library.custom_op(
     f"{NAMESPACE}::pointwise_attention_backward",
     _backward,
     mutates_args=(),
-    schema=f"(Tensor grad_output, Tensor? grad_sum, Tensor? grad_sum_log, {_SCHEMA}",
+    schema=f"(Tensor grad_output, Tensor? grad_sum, Tensor? grad_sum_log, {_ARGUMENTS_AND_RESULTS}",
 )
 pointwise_attention.register_fake(forward_fake)
 _BACKWARD.register_fake(backward_fake)

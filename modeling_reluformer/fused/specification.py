@@ -13,9 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..attention_reluformer import NON_NEGATIVE, POINTWISE, Visibility, check_row_scale, described, is_number
-
-STATISTICS = ("none", "sum", "sum+entropy")
+from ..attention_reluformer import (
+    NON_NEGATIVE,
+    POINTWISE,
+    STATISTICS,
+    Visibility,
+    check_row_scale,
+    described,
+    is_number,
+)
 
 
 @dataclass
@@ -66,7 +72,7 @@ class Specification:
         return Visibility(self.key_padding_mask, self.causal, self.keys_before, window=self.window)
 
     @property
-    def level(self) -> int:
+    def statistics_count(self) -> int:
         """How many statistics are wanted: S, then T."""
         return STATISTICS.index(self.statistics)
 
@@ -152,7 +158,7 @@ class Specification:
 
 
 _TYPES = {"Tensor | None": "Tensor?", "int": "SymInt", "int | None": "SymInt?"}
-# The arguments of the operators behind query, key and value.
+# The arguments of the operators after query, key and value.
 SCHEMA = ", ".join(f"{_TYPES.get(field.type, field.type)} {field.name}" for field in fields(Specification))
 TENSOR_COUNT = sum(field.type == "Tensor | None" for field in fields(Specification))
 

@@ -13,9 +13,8 @@ identity, for which h(c x) = c h(x)) the scale c joins it: u below is then h(q·
 second kernel writes what the third needs of each query: r_i dO_i / (1 - p), r_i rho_i and r_i dT_i.
 
 Tiles are written as rows × columns of what they hold, (queries × keys) in the first two kernels and (keys × queries) in
-the
-third: every product is formed in the orientation it is used in, no result of a product is transposed. Each kernel has
-one loop, which masks scores on the diagonal alone, by a branch, and loads only where the blocks of the loop are not
+the third: every product is formed in the orientation it is used in, no result of a product is transposed. Each kernel
+has one loop, which masks scores on the diagonal alone, by a branch, and loads only where the blocks of the loop are not
 EVEN: with two loops that add to one tile, ptxas runs the products one by one.
 Keys that are padding or out of range, and queries out of range, are read as zeros: their scores are 0, and only where
 h(0) is not 0 must the weights be masked too. Lengths and positions are int32, offsets into memory int64.
@@ -247,7 +246,7 @@ def locate(tiles, tile_count, heads, own, other, BLOCK: tl.constexpr, LAST_FIRST
     head = program // tile_count % heads
     batch = (program // tile_count // heads).to(tl.int64)
     start = tile * BLOCK
-    own_start = tile * 0
+    own_start = tile * 0  # a zero with the type of `tile`: both branches of an `if` must give a variable one type
     other_start = tile * 0
     if tiles is not None:
         start = tl.load(tiles + tile * 5)
@@ -300,7 +299,7 @@ def forward_kernel(
     query, key, value, row_scale, key_padding_mask, output, row_sum, row_sum_log, tiles, query_offset, window,
     query_strides, key_strides, value_strides, row_scale_strides, padding_stride, output_strides,
     tile_count, heads, group, queries, keys, scale, seed: tl.int64, threshold, inverse,
-    ACTIVATION: tl.constexpr, GATED: tl.constexpr, MASK_WEIGHTS: tl.constexpr, FOLD_SCALE: tl.constexpr,
+    ACTIVATION: tl.constexpr, CLOSED_AT_ZERO: tl.constexpr, MASK_WEIGHTS: tl.constexpr, FOLD_SCALE: tl.constexpr,
     STATISTICS: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -337,11 +336,11 @@ def forward_kernel(
         x = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         if not FOLD_SCALE:
             x *= scale
-        if CAUSAL and GATED:  # noqa: SIM102
+        if CAUSAL and CLOSED_AT_ZERO:  # noqa: SIM102
             if block >= whole or (window is not None and block < all_from):
                 x = tl.where(is_seen(columns[None, :], rows[:, None] + offset, window), x, 0.0)
         u = activate(x, ACTIVATION)
-        if CAUSAL and not GATED:
+        if CAUSAL and not CLOSED_AT_ZERO:
             u = tl.where(is_seen(columns[None, :], rows[:, None] + offset, window), u, 0.0)
         if MASK_WEIGHTS and MASKED:
             u = tl.where(real[None, :], u, 0.0)
@@ -378,7 +377,7 @@ def query_gradient_kernel(
     scaled_gain, scaled_log_gain, tiles, query_offset, window, grad_output_strides, query_strides, key_strides,
     value_strides, row_scale_strides, padding_stride, grad_query_strides,
     tile_count, heads, group, queries, keys, scale, seed: tl.int64, threshold, inverse,
-    ACTIVATION: tl.constexpr, GATED: tl.constexpr, FOLD_SCALE: tl.constexpr, STATISTICS: tl.constexpr,
+    ACTIVATION: tl.constexpr, CLOSED_AT_ZERO: tl.constexpr, FOLD_SCALE: tl.constexpr, STATISTICS: tl.constexpr,
     CAUSAL: tl.constexpr, EVEN: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -427,7 +426,7 @@ def query_gradient_kernel(
         x = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         if not FOLD_SCALE:
             x *= scale
-        if CAUSAL and GATED:  # noqa: SIM102
+        if CAUSAL and CLOSED_AT_ZERO:  # noqa: SIM102
             if block >= whole or (window is not None and block < all_from):
                 x = tl.where(is_seen(columns[None, :], rows[:, None] + offset, window), x, 0.0)
         u = activate(x, ACTIVATION)
@@ -439,7 +438,7 @@ def query_gradient_kernel(
         if STATISTICS == 2:
             du += log_gain[:, None] * log2_of(u)
         dx = activation_gradient(x, u, du, ACTIVATION)  # hidden keys were read as zeros: whatever dx, they add none
-        if CAUSAL and not GATED:
+        if CAUSAL and not CLOSED_AT_ZERO:
             dx = tl.where(is_seen(columns[None, :], rows[:, None] + offset, window), dx, 0.0)
         dq = tl.dot(dx.to(k.dtype), k, acc=dq, input_precision=PRECISION)
 
@@ -454,7 +453,7 @@ def key_value_gradient_kernel(
     query_offset, window, scaled_gradient_strides, query_strides, key_strides, value_strides, padding_stride,
     grad_key_strides,
     tile_count, heads, group, queries, keys, scale, seed: tl.int64, threshold,
-    ACTIVATION: tl.constexpr, GATED: tl.constexpr, FOLD_SCALE: tl.constexpr, STATISTICS: tl.constexpr,
+    ACTIVATION: tl.constexpr, CLOSED_AT_ZERO: tl.constexpr, FOLD_SCALE: tl.constexpr, STATISTICS: tl.constexpr,
     CAUSAL: tl.constexpr, EVEN: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -501,12 +500,12 @@ def key_value_gradient_kernel(
             x = tl.dot(k, tl.trans(q), input_precision=PRECISION)
             if not FOLD_SCALE:
                 x *= scale
-            if CAUSAL and GATED:  # noqa: SIM102
+            if CAUSAL and CLOSED_AT_ZERO:  # noqa: SIM102
                 if block < seen or (window is not None and block + BLOCK_Q > all_until):
                     x = tl.where(is_seen(columns[:, None], rows[None, :] + offset, window), x, 0.0)
             u = activate(x, ACTIVATION)
             du = tl.dot(v, tl.trans(do), input_precision=PRECISION)
-            if CAUSAL and not GATED:
+            if CAUSAL and not CLOSED_AT_ZERO:
                 u = tl.where(is_seen(columns[:, None], rows[None, :] + offset, window), u, 0.0)
             score, weight = x, u
             if DROPOUT:
@@ -519,7 +518,7 @@ def key_value_gradient_kernel(
             if STATISTICS == 2:
                 du += tl.load(scaled_log_gain + first_index + rows, mask=inside, other=0.0)[None, :] * log2_of(u)
             dx = activation_gradient(x, u, du, ACTIVATION)
-            if CAUSAL and not GATED:
+            if CAUSAL and not CLOSED_AT_ZERO:
                 dx = tl.where(is_seen(columns[:, None], rows[None, :] + offset, window), dx, 0.0)
             dv = tl.dot(narrow(score, weight, do.dtype, ACTIVATION), do, acc=dv, input_precision=PRECISION)
             dk = tl.dot(dx.to(q.dtype), q, acc=dk, input_precision=PRECISION)

@@ -93,7 +93,7 @@ def triton_forward(
     query, key, value = (_rows_contiguous(tensor) for tensor in (query, key, value))
     plan, arguments = _plan(query, key, value, specification)
     output = _blank(empty_like_heads(query), specification)
-    rows = (query.new_empty(query.shape[:3], dtype=torch.float32) for _ in range(specification.level))
+    rows = (query.new_empty(query.shape[:3], dtype=torch.float32) for _ in range(specification.statistics_count))
     row_sum, row_sum_log = (*(_blank(each, specification) for each in rows), None, None)[:2]
     arguments |= {"output": output, "row_sum": row_sum, "row_sum_log": row_sum_log}
     _launch("forward", forward_kernel, plan, specification, None, **arguments)
@@ -187,15 +187,15 @@ def _plan(query: Tensor, key: Tensor, value: Tensor, specification: Specificatio
     rest = specification.cu_seqlens_q is not None, getattr(offset, "dtype", int), query.device
     options = specification.activation, specification.scale, specification.causal, specification.window
     tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
-    plan = _plan_of(forms, rest, (tf32, specification.level, *options, specification.dropout_p))
+    plan = _plan_of(forms, rest, (tf32, specification.statistics_count, *options, specification.dropout_p))
     arguments = {"query": query, "key": key, "value": value, "row_scale": tensors[3], "key_padding_mask": mask}
     return plan, arguments | {"query_offset": offset, "seed": 0 if seed is None else int(seed)}
 
 
 @functools.lru_cache(maxsize=512)
 def _plan_of(forms: tuple[Any, ...], rest: tuple[Any, ...], options: tuple[Any, ...]) -> _Plan:
-    """forms: shape, strides and dtype of query, key, value, row scale and mask, or None. rest: what no argument says,
-    and what is compiled depends on."""
+    """forms: shape, strides and dtype of query, key, value, row scale and mask, or None. rest: what
+    else the compiled kernel depends on."""
     tf32, level, activation, scale, causal, window, dropout_p = options
     (shape, strides, dtype), (key_shape, key_strides, _), (value_shape, value_strides, _), row_scale, mask = forms
     _check(dtype, shape[-1], value_shape[-1])
@@ -212,12 +212,12 @@ def _plan_of(forms: tuple[Any, ...], rest: tuple[Any, ...], options: tuple[Any, 
         "group": shape[1] // max(1, key_shape[1]),
         "queries": shape[2],
         "keys": key_shape[2],
-        "window": None if window is None else min(window, 2**30),  # behind the end of every sequence
+        "window": None if window is None else min(window, 2**30),  # beyond the end of every sequence
         "scale": float(scale),
         "threshold": threshold,
         "inverse": 1.0 / (1.0 - threshold / 2**16),
         "ACTIVATION": activation,
-        "GATED": function.closed_at_zero,
+        "CLOSED_AT_ZERO": function.closed_at_zero,
         "MASK_WEIGHTS": not function.zero_at_zero,
         # float16 would overflow for scores that are 1/c times larger
         "FOLD_SCALE": function.homogeneous and scale > 0 and dtype != torch.float16,

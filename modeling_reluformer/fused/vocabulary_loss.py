@@ -23,7 +23,7 @@ from ..loss_reluformer import IGNORED_LABEL
 CHUNK_BYTES = {"cpu": 8 * 2**20}
 CHUNK_BYTES_ELSEWHERE = 128 * 2**20
 LEAST_COLUMN_BYTES = 1024
-# On a CPU, the softmax of a chunk goes over so many logits at a time, which then stay in the processor's cache.
+# On a CPU, the softmax of a chunk goes over this many logits at a time, which then stay in the processor's cache.
 CACHED_LOGITS = 2**18
 
 

@@ -2,7 +2,7 @@
 loss.
 
 A hook before the forward pass of a model opens a `Collection`, each attention adds the penalties of its rows, and a
-hook behind the pass adds their mean to the loss that the model returns. So accumulation, scaling and averages over
+hook after the pass adds their mean to the loss that the model returns. So accumulation, scaling and averages over
 processes apply to the regulariser, too. Where a model consists of several `PreTrainedModel`s, the outermost collects.
 
 What an attention computes depends on its settings and its mode alone, not on an open collection. So a checkpoint that

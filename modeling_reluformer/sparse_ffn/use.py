@@ -1,4 +1,4 @@
-"""`use_sparse_ffn`: decoding reads no weights of a feed-forward network behind a zero."""
+"""`use_sparse_ffn`: decoding skips the weights of a feed-forward network that meet a zero."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def use_sparse_ffn(model: PreTrainedModel, enabled: bool = True, *, int8: bool =
     Calls of up to 8 rows (batch × positions) without gradients are computed so, by a compiled loop; a neuron is skipped
     where it is zero in all rows. All others are computed as before: longer prompts, training, calls under
     `torch.compile`, autocast or with hooks on the projections. In float32 the results are those of the dense network to
-    rounding, but a weight that is not finite behind a zero is not seen.
+    rounding, but a weight that is not finite and meets a zero is not seen.
 
     Nothing of it is saved; a copy or a pickle of the model skips zeros too. The second projection is held a second
     time, transposed. It follows changes of the weights, except those through `weight.data`, by which PEFT merges

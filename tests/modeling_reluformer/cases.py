@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
@@ -41,6 +42,11 @@ PADDING = 0
 def python_loop():
     """Within the block, nothing compiled computes in this process: the Python loop does, and torch."""
     return mock.patch.multiple(compiled_library, _stage=compiled_library._SETTLED, _operators=None)
+
+
+def needs_compiled_library():
+    if compiled_library.library(large=True) is None:
+        pytest.skip("the compiled library cannot be built here")
 
 
 def implementations(fields: dict) -> list[str]:

@@ -12,6 +12,7 @@ from transformers import CompileConfig, EncoderDecoderCache, StaticCache
 from reluformer.modeling_reluformer.loss_reluformer import ModuleSample
 
 from ..conftest import random_tokens, tiny_model
+from .cases import needs_compiled_library
 from .test_sampled_regularizer import language, losses_and_gradients, made, translation, vision
 
 MODELS = [translation, language, vision]
@@ -44,6 +45,7 @@ def test_nothing_breaks_the_graph_of_a_pass_in_training(make):
 
 @pytest.mark.parametrize("make", MODELS)
 def test_each_sample_is_a_graph_that_computes_the_statistics_of_its_modules_alone(make):
+    needs_compiled_library()  # whose operator is asked for the statistics
     model, batch = made(make, 0.25 if make is not vision else 0.5)
     model, batch = (
         model.float(),

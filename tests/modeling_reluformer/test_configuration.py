@@ -91,6 +91,7 @@ def test_a_name_that_nothing_reads_is_told(monkeypatch):
     monkeypatch.setattr("reluformer.modeling_reluformer.configuration_reluformer.logger.warning", messages.append)
     known = {"attn_implementation": "eager", "torch_dtype": "float32", "num_attention_heads": 4, "id2label": {0: "a"}}
     ReLUFormerConfig(**known)
+    assert ReLUFormerConfig.from_preset("vanilla", attn_implementation="eager")._attn_implementation == "eager"
     saved = ReLUFormerConfig().to_dict() | {"of_another_version": 1}
     assert ReLUFormerConfig.from_dict(saved).of_another_version == 1
     assert not messages

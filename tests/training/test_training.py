@@ -171,7 +171,7 @@ def test_a_training_is_watched_by_the_scores_that_suit_its_text(recipe_file, cap
 
 def test_a_line_of_the_corpus_is_scored_as_a_whole_and_a_text_is_translated_by_sentences(recipe_file, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.delattr("reluformer.translating.long_sources.split_sentences")
+        patch.delattr("reluformer.translating.source_encoding.split_sentences")
         folder = train(load_recipe(recipe_file))
         assert cli.main(["evaluate", "--run", str(folder), "--device", "cpu"]) == 0
     evaluation = json.loads((folder / "evaluation.test.json").read_text(encoding="utf-8"))

@@ -104,7 +104,7 @@ def require_trainable(recipe: Recipe) -> None:
             scheduler_specific_kwargs=training.lr_scheduler_kwargs,
         )
         for rate in getattr(schedule, "lr_lambdas", ()):
-            rate(updates)  # its formula behind the warm-up
+            rate(updates)  # its formula after the warm-up
 
 
 def build_model(recipe: Recipe, config: ReLUFormerConfig) -> ReLUFormerForConditionalGeneration:

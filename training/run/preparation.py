@@ -19,8 +19,8 @@ from reluformer.training.data.documents import pack_split
 from reluformer.training.data.encoding import encode_pairs, first_encoded_pairs
 from reluformer.training.data.variants import with_variants
 from reluformer.training.run.model_building import build_config, run_tokenizer
-from reluformer.translating.long_sources import SourceEncoder
 from reluformer.translating.moses import MosesStep, MosesTraces
+from reluformer.translating.source_encoding import SourceEncoder
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def prepare_corpus(recipe: Recipe, resume_from: Path | None = None) -> PreparedC
 
 
 def _tell_of_tokenized_text(recipe: Recipe, pairs: datasets.Dataset) -> None:
-    """Of entities alone: without them, the usual BLEU of tokenised text is hardly another one."""
+    """Tells of entities alone: without them, the usual BLEU of tokenised text is hardly another one."""
     if recipe.data.text != "plain":
         return
     traces = MosesTraces.of_corpus(pairs, "target")

@@ -119,7 +119,7 @@ def _scores(
 def _warn_of_tokenized_text() -> None:
     """Once, not at each evaluation of a training."""
     logger.warning(
-        "%d or more translations end in a full stop behind a space, as Moses leaves it. If the corpus is tokenised, "
+        "%d or more translations end in a full stop after a space, as Moses leaves it. If the corpus is tokenised, "
         "set data.text to moses: scores of tokenised text as if it were plain cannot be compared with others.",
         _TOKENIZED_ENDS,
     )

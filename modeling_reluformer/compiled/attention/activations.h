@@ -9,23 +9,23 @@ namespace {
 
 // A closed gate gives zero whatever the gradient is; a NaN passes.
 struct Relu {
-  static Floats value(Floats x) { return x < 0.0f ? all(0.0f) : x; }
-  static Floats chain(Floats x, Floats, Floats g) { return x <= 0.0f ? all(0.0f) : g; }
+  static Floats value(Floats x) { return x < 0.0f ? broadcast(0.0f) : x; }
+  static Floats chain(Floats x, Floats, Floats g) { return x <= 0.0f ? broadcast(0.0f) : g; }
 };
 
 struct Relu2 {
-  static Floats value(Floats x) { return x < 0.0f ? all(0.0f) : x * x; }
-  static Floats chain(Floats x, Floats, Floats g) { return x <= 0.0f ? all(0.0f) : 2.0f * x * g; }
+  static Floats value(Floats x) { return x < 0.0f ? broadcast(0.0f) : x * x; }
+  static Floats chain(Floats x, Floats, Floats g) { return x <= 0.0f ? broadcast(0.0f) : 2.0f * x * g; }
 };
 
 struct Relu6 {
   static Floats value(Floats x) {
-    const Floats positive = x < 0.0f ? all(0.0f) : x;
-    return positive > 6.0f ? all(6.0f) : positive;
+    const Floats positive = x < 0.0f ? broadcast(0.0f) : x;
+    return positive > 6.0f ? broadcast(6.0f) : positive;
   }
   static Floats chain(Floats x, Floats, Floats g) {
-    const Floats below = x >= 6.0f ? all(0.0f) : g;
-    return x <= 0.0f ? all(0.0f) : below;
+    const Floats below = x >= 6.0f ? broadcast(0.0f) : g;
+    return x <= 0.0f ? broadcast(0.0f) : below;
   }
 };
 
@@ -44,7 +44,7 @@ struct Softplus {
     series = 1.0f / 7 + square * series;
     series = 1.0f / 5 + square * series;
     series = 1.0f / 3 + square * series;
-    return (x < 0.0f ? all(0.0f) : x) + 2.0f * (s + s * square * series);
+    return (x < 0.0f ? broadcast(0.0f) : x) + 2.0f * (s + s * square * series);
   }
   static Floats chain(Floats x, Floats, Floats g) { return g * Sigmoid::value(x); }
 };
@@ -67,7 +67,7 @@ struct Gelu {
   }
   static Floats value(Floats x) {
     const Floats weight = x * normal(x, exponential(-0.5f * x * x));
-    return x == -__builtin_inff() ? all(0.0f) : weight;
+    return x == -__builtin_inff() ? broadcast(0.0f) : weight;
   }
   static Floats chain(Floats x, Floats, Floats g) {
     const Floats density = exponential(-0.5f * x * x);

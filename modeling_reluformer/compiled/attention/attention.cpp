@@ -18,10 +18,11 @@ using reluformer::Heads;
 using reluformer::RowNumbers;
 using reluformer::WorkItem;
 
-// Below so many multiplications and additions a second thread costs more than it gains.
+// Below this many multiplications and additions a second thread costs more than it gains.
 constexpr double kWorkOfAThread = 1 << 18;
 
-// Whether this processor and torch compute a dtype: on x86 the products are oneDNN's small ones.
+// Whether this processor and torch compute a dtype. With AVX-512 the products are oneDNN's small ones. Others do not
+// need it, but switching it off means the same on every processor.
 bool supports(at::ScalarType dtype) {
   if (reluformer::chosen_set() == nullptr || !at::globalContext().userEnabledMkldnn()) {
     return false;
@@ -157,8 +158,17 @@ WorkItems items_of(const Tensor& query, const Tensor& key, const bool* mask, con
       for (int64_t chunk = 0; chunk < items.chunks; ++chunk) {
         const int64_t begin = std::min(query_end, query_begin + chunk * step),
                       end = items.chunks == 1 ? query_end : std::min(query_end, begin + step);
-        items.all.push_back({span * key_heads + head, batch, head, head * group, group, query_begin, begin, end,
-                             key_begin, key_end, mask ? mask + batch * keys + key_begin : nullptr});
+        items.all.push_back({.index = span * key_heads + head,
+                             .batch = batch,
+                             .key_head = head,
+                             .first_head = head * group,
+                             .heads = group,
+                             .query_start = query_begin,
+                             .query_begin = begin,
+                             .query_end = end,
+                             .key_begin = key_begin,
+                             .key_end = key_end,
+                             .real = mask ? mask + batch * keys + key_begin : nullptr});
       }
     }
   }
@@ -182,15 +192,21 @@ double work_of(const Tensor& query, const Tensor& key, int64_t products) {
 }
 
 Call call_of(RELUFORMER_PARAMETERS(int64_t)) {
-  constexpr int64_t kFar = int64_t{1} << 40;  // behind the end of every sequence, and far from overflow
+  constexpr int64_t kFar = int64_t{1} << 40;  // beyond the end of every sequence, and far from overflow
   const int64_t drawn = seed ? seed->item<int64_t>() : 0, first = offset ? offset->item<int64_t>() : query_offset;
-  const int64_t h = activation_of(activation);
-  const int64_t level = reluformer::number_of({"none", "sum", "sum+entropy"}, statistics);
   const int64_t offset_of_call = std::clamp(first, -kFar, kFar);
   // from any offset, a window of 2 kFar reaches back to the first key
   const int64_t window_of_call = std::min(window.value_or(2 * kFar), 2 * kFar);
-  return {h,      query.size(3),  value.size(3),  level,     static_cast<float>(scale),
-          causal, offset_of_call, window_of_call, dropout_p, drawn};
+  return {.activation = activation_of(activation),
+          .dims = query.size(3),
+          .dims_v = value.size(3),
+          .statistics = statistics_count(statistics),
+          .scale = static_cast<float>(scale),
+          .causal = causal,
+          .offset = offset_of_call,
+          .window = window_of_call,
+          .dropout = dropout_p,
+          .seed = drawn};
 }
 
 // Calls `function` with the kernels of a dtype.
@@ -278,7 +294,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_output, const May
     for (const WorkItem& item : items.all) {
       longest = std::max(longest, item.key_end - item.key_begin);
     }
-    const reluformer::Columns<Scalar> keys(longest, call.dims, false), values(longest, call.dims_v, false);
+    const reluformer::KeyTiles<Scalar> keys(longest, call.dims, false), values(longest, call.dims_v, false);
     const auto wide = query.options().dtype(at::kFloat);
     const auto shared = items.chunks > 1 ? static_cast<int64_t>(items.all.size()) : 0;
     const Tensor key_sums = at::empty({shared, keys.size()}, wide),

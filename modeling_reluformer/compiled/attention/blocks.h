@@ -3,8 +3,8 @@
 //
 //     O_i = r_i sum_j D_ij u_ij v_j     S_i = r_i sum_j u_ij     T_i = r_i (sum_j u_ij log u_ij + log r_i sum_j u_ij)
 //
-//     dX_ij = h'(x_ij) r_i (D_ij dO_i·v_j + rho_i + tau_i log u_ij),     dq = c dX k,  dk = c dX' q,  dv = (D u)' (r
-//     dO)
+//     dX_ij = h'(x_ij) r_i (D_ij dO_i·v_j + rho_i + tau_i log u_ij)
+//     dq = c dX k     dk = c dX' q     dv = (D u)' (r dO)
 //
 // with x_ij = c q_i·k_j, u_ij = h(x_ij). Nothing here allocates but Scratch, which a thread keeps.
 #pragma once
@@ -27,8 +27,8 @@
 namespace reluformer {
 
 constexpr int64_t kKeys = 256;      // columns of a tile, at most
-constexpr int64_t kFewKeys = 64;    // so many rows of a tensor stay in the first cache without a copy to panels
-constexpr int64_t kSingleRows = 6;  // up to so many queries go without copies of keys and values
+constexpr int64_t kFewKeys = 64;    // rows of a tensor that stay in the first cache without a copy to panels
+constexpr int64_t kSingleRows = 6;  // up to this many queries go without copies of keys and values
 
 // A tensor (batch, heads, length, dims) whose last dimension lies side by side.
 template <typename Scalar>
@@ -165,28 +165,30 @@ inline Scratch& scratch_of_this_thread() {
 
 // Keys or values of a work item in tiles of `width` keys, padded with zeros, as the factors of products.
 template <typename Number>
-struct Columns {
+struct KeyTiles {
   static constexpr bool kInPairs = !std::is_same_v<Number, float>;
-  int64_t count, tiles, width, padded;  // padded: the head dimension
-  bool is_factor = false;               // of products, beside `transposed`
-  Number *rows, *pairs,
-      *transposed;  // (tiles, width, padded); of bfloat16 pairs of it; (tiles, padded, width), of bfloat16 as pairs
+  int64_t count, tiles, width;
+  int64_t padded_dims;                // features of a head, with zeros up to a multiple of kColumns
+  bool is_factor = false;             // of products, beside `transposed`
+  Number* rows;                       // (tiles, width, padded_dims)
+  Number* pairs;                      // the same of bfloat16, two rows interleaved
+  Number* transposed;                 // (tiles, padded_dims, width), of bfloat16 in pairs
   Matrix<const Number> first_rows{};  // of the first tile: those, or the tensor's own
   int64_t next_rows = 0;              // numbers to the next tile
 
   bool panels;  // how tiles lie
 
-  Columns(int64_t count, int64_t dims, bool panels)
+  KeyTiles(int64_t count, int64_t dims, bool panels)
       : count(count),
         tiles(std::max<int64_t>(1, (count + kKeys - 1) / kKeys)),
         width(count > kKeys ? kKeys : std::max<int64_t>(kColumns, round_up(count, kColumns))),
-        padded(round_up(dims, kColumns)),
+        padded_dims(round_up(dims, kColumns)),
         panels(panels) {}
 
   Layout layout(const Size& size) const { return tile_layout(panels, size); }
 
   // Floats of the sum of a gradient.
-  int64_t size() const { return tiles * width * padded; }
+  int64_t size() const { return tiles * width * padded_dims; }
 
   void lay_out(Scratch& scratch, bool as_factor, bool as_transposed) {
     is_factor = as_factor;
@@ -199,29 +201,29 @@ struct Columns {
   // rows.
   template <typename Scalar>
   void fill(const Kernels<Scalar, Number>& kernels, const Matrix<const Scalar>& from, int64_t dims, const bool* real) {
-    const bool is_whole = dims == padded && count == tiles * width &&
+    const bool is_whole = dims == padded_dims && count == tiles * width &&
                           (!real || std::all_of(real, real + count, [](bool is) { return is; }));
     if (std::is_same_v<Scalar, Number> && is_whole && (!panels || !is_factor || count <= kFewKeys)) {
       first_rows = {reinterpret_cast<const Number*>(from.data), from.layout};
       next_rows = width * from.layout.row;
     } else {
-      first_rows = {rows, layout({width, padded})};
-      next_rows = width * padded;
+      first_rows = {rows, layout({width, padded_dims})};
+      next_rows = width * padded_dims;
       for (int64_t tile = 0, begin = 0; tile < tiles; ++tile, begin += width) {
         const Matrix<const Scalar> of_tile{from.data + begin * from.layout.row, from.layout};
         const Size size{std::min(width, count - begin), dims};
         kernels.copy_rows(of_tile, size, real ? real + begin : nullptr, {rows + tile * next_rows, first_rows.layout},
-                          {width, padded});
+                          {width, padded_dims});
       }
     }
     for (int64_t tile = 0; tile < tiles; ++tile) {
       const Matrix<const Number> of_tile{first_rows.data + tile * next_rows, first_rows.layout};
       if (pairs) {
-        kernels.pair_rows(of_tile, {width, padded}, pairs + tile * width * padded);
+        kernels.pair_rows(of_tile, {width, padded_dims}, pairs + tile * width * padded_dims);
       }
       if (transposed) {
-        kernels.transpose(of_tile, {width, padded}, kInPairs,
-                          {transposed + tile * width * padded, layout({padded, width})});
+        kernels.transpose(of_tile, {width, padded_dims}, kInPairs,
+                          {transposed + tile * width * padded_dims, layout({padded_dims, width})});
       }
     }
   }
@@ -229,15 +231,17 @@ struct Columns {
   // The factor (keys, dims) of a tile, and (dims, keys).
   Matrix<const Number> factor(int64_t tile) const {
     if constexpr (kInPairs) {
-      return {pairs + tile * width * padded, in_rows(padded)};
+      return {pairs + tile * width * padded_dims, in_rows(padded_dims)};
     }
     return {first_rows.data + tile * next_rows, first_rows.layout};
   }
   Matrix<const Number> transposed_factor(int64_t tile) const {
-    return {transposed + tile * width * padded, layout({padded, width})};
+    return {transposed + tile * width * padded_dims, layout({padded_dims, width})};
   }
   // The same tile in a sum of gradients, (dims, keys).
-  Matrix<float> sum(float* sums, int64_t tile) const { return {sums + tile * width * padded, layout({padded, width})}; }
+  Matrix<float> sum(float* sums, int64_t tile) const {
+    return {sums + tile * width * padded_dims, layout({padded_dims, width})};
+  }
   // The keys of a tile up to the last that is there, rounded up: the last tile may hold few.
   int64_t used(int64_t tile) const { return std::min(width, round_up(count - tile * width, kColumns)); }
 };
@@ -249,11 +253,11 @@ struct Rows {
 
   // The tiles with keys that any of them sees.
   template <typename Number>
-  int64_t first_tile(const Columns<Number>& columns) const {
+  int64_t first_tile(const KeyTiles<Number>& columns) const {
     return unseen / columns.width;
   }
   template <typename Number>
-  int64_t end_tile(const Columns<Number>& columns) const {
+  int64_t end_tile(const KeyTiles<Number>& columns) const {
     return unseen < seen ? (seen + columns.width - 1) / columns.width : first_tile(columns);
   }
 };
@@ -273,7 +277,7 @@ void for_each_rows(const WorkItem& item, const Call& call, int64_t keys, Functio
 
 // Tile `index` of some rows. row_keys: room for (padded,) where weights are dropped.
 template <typename Number>
-Tile tile_of(const WorkItem& item, const Call& call, const Rows& rows, const Columns<Number>& columns, int64_t index,
+Tile tile_of(const WorkItem& item, const Call& call, const Rows& rows, const KeyTiles<Number>& columns, int64_t index,
              const int32_t* real_keys, const uint32_t* row_keys) {
   Tile tile{};
   tile.rows = rows.padded;

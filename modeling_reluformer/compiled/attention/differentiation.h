@@ -11,6 +11,8 @@
 #include <tuple>
 #include <type_traits>
 
+#include "instruction_sets.h"
+
 namespace {
 
 using at::Tensor;
@@ -18,7 +20,7 @@ using MaybeTensor = std::optional<Tensor>;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// The fields of `Specification` in fused/specification.py, in its order: the arguments of the operators behind query,
+// The fields of `Specification` in fused/specification.py, in its order: the arguments of the operators after query,
 // key and value. All that lists them follows from here: schema, parameters, and what is kept for the backward pass.
 // Integer: int64_t in a kernel, and c10::SymInt where torch traces.
 #define RELUFORMER_TENSOR_FIELDS(FIELD) \
@@ -51,6 +53,9 @@ using torch::autograd::variable_list;
 #define RELUFORMER_SCHEMA                                                                     \
   "Tensor query, Tensor key, Tensor value" RELUFORMER_TENSOR_FIELDS(RELUFORMER_TENSOR_SCHEMA) \
       RELUFORMER_OPTION_FIELDS(RELUFORMER_OPTION_SCHEMA, ) ") -> (Tensor, Tensor, Tensor)"
+
+// How many statistics are wanted: S, then T.
+int64_t statistics_count(std::string_view name) { return reluformer::number_of({"none", "sum", "sum+entropy"}, name); }
 
 // With row scales, d r_i = [dO_i·O_i + gS_i S_i + gT_i (T_i + S_i)] / r_i
 Tensor gradient_of_scale(const Tensor& row_scale, const Tensor& grad_output, const MaybeTensor& grad_sum,
@@ -121,9 +126,10 @@ struct Attention : torch::autograd::Function<Attention> {
     auto maybe = [&](size_t index) { return saved[index].defined() ? MaybeTensor(saved[index]) : std::nullopt; };
     const auto holder = context->saved_data["options"].toCapsule();
     const auto& options = static_cast<const Options&>(*holder);
-    // Where no graph is traced, undefined; and whatever it is of a statistic that was not wanted.
-    const size_t wanted = options.statistics == "none" ? 0 : options.statistics == "sum" ? 1 : 2;
-    auto gradient_of = [&](size_t index) {
+    // The gradient of an output that nothing used is undefined (zeros while a graph is traced). That of a statistic
+    // that was not asked for is ignored.
+    const int64_t wanted = statistics_count(options.statistics);
+    auto gradient_of = [&](int64_t index) {
       return index <= wanted && incoming[index].defined() ? MaybeTensor(incoming[index]) : std::nullopt;
     };
     const MaybeTensor grad_sum = gradient_of(1), grad_sum_log = gradient_of(2);
@@ -156,8 +162,8 @@ bool is_dual(const MaybeTensor& tensor) { return tensor && tensor->_fw_grad(0).d
 std::tuple<Tensor, Tensor, Tensor> attention_autograd(RELUFORMER_PARAMETERS(c10::SymInt)) {
   TORCH_CHECK_NOT_IMPLEMENTED(!is_dual(query) && !is_dual(key) && !is_dual(value) && !is_dual(row_scale),
                               "relu_attention was given a dual tensor; its operator has no forward-mode derivative. "
-                              "Use reverse mode (backward(), "
-                              "torch.autograd.grad), or attn_implementation='eager'.");
+                              "Use reverse mode (backward(), torch.autograd.grad), or "
+                              "attn_implementation='eager'.");
   auto wants = [](const MaybeTensor& tensor) { return tensor && tensor->requires_grad(); };
   if (!at::GradMode::is_enabled() || !(wants(query) || wants(key) || wants(value) || wants(row_scale))) {
     at::AutoDispatchBelowADInplaceOrView below;

@@ -27,16 +27,18 @@ Visible visible_columns(const Tile& tile, int64_t i) {
   return {begin < 0 ? 0 : begin, end};
 }
 
-// Zeros before and behind the visible columns, and where keys are not real.
+// Zeros before and after the visible columns, and where keys are not real.
 Floats hide(const Tile& tile, Floats values, int64_t column, const Visible& visible) {
   if (column + kLanes > visible.end) {
-    values = lane_numbers() + static_cast<int32_t>(column) < static_cast<int32_t>(visible.end) ? values : all(0.0f);
+    values =
+        lane_numbers() + static_cast<int32_t>(column) < static_cast<int32_t>(visible.end) ? values : broadcast(0.0f);
   }
   if (column < visible.begin) {
-    values = lane_numbers() + static_cast<int32_t>(column) < static_cast<int32_t>(visible.begin) ? all(0.0f) : values;
+    values =
+        lane_numbers() + static_cast<int32_t>(column) < static_cast<int32_t>(visible.begin) ? broadcast(0.0f) : values;
   }
   if (tile.real_keys) {
-    values = vector_at<Ints>(tile.real_keys + column) ? values : all(0.0f);
+    values = vector_at<Ints>(tile.real_keys + column) ? values : broadcast(0.0f);
   }
   return values;
 }
@@ -46,7 +48,7 @@ Floats dropout_factors(const Dropout& dropout, uint32_t key, int64_t column) {
   hash = (hash ^ (hash >> 16)) * 0x21F0AAADu;
   hash = (hash ^ (hash >> 15)) * 0x735A2D97u;
   hash ^= hash >> 15;
-  return hash >= static_cast<uint32_t>(dropout.threshold) ? all(dropout.kept) : all(0.0f);
+  return hash >= static_cast<uint32_t>(dropout.threshold) ? broadcast(dropout.kept) : broadcast(0.0f);
 }
 
 // The lanes of two registers by their numbers, those of the second from kLanes on.
@@ -84,7 +86,7 @@ __attribute__((always_inline)) inline void transpose_block(Floats (&block)[kLane
   exchange<1>(block, EachLane());
 }
 
-// kLanes rows of so many numbers, `stride` apart: the columns.
+// kLanes rows of kLanes numbers, `stride` apart, as columns.
 template <typename Number>
 __attribute__((always_inline)) inline void load_transposed(const Number* first, int64_t stride,
                                                            Floats (&block)[kLanes]) {
@@ -214,7 +216,7 @@ bool is_plain(const Tile& tile, const Visible* visible) {
   return !tile.dropout.keys && !tile.real_keys && std::all_of(visible, visible + tile.rows, sees_all);
 }
 
-// function(first, width): some columns at a time. In panels, so few that what lies one behind the other in memory is
+// function(first, width): some columns at a time. In panels, so few that what lies one after the other in memory is
 // passed through in that order: across a whole row each sixteen columns lie on another page.
 template <typename Function>
 inline void for_each_strip(const Tile& tile, Function function) {
@@ -235,8 +237,8 @@ void weigh_strip(const Tile& tile, int64_t first, int64_t width, const Visible* 
                  Number* weights, Sums& sums) {
   for (int64_t row = 0; row < tile.rows; ++row) {
     int64_t offset = tile.layout.offset(row, first);
-    Floats sum = kStatistics > 0 ? sums.weights[row] : all(0.0f),
-           sum_log = kStatistics > 1 ? sums.logs[row] : all(0.0f);
+    Floats sum = kStatistics > 0 ? sums.weights[row] : broadcast(0.0f),
+           sum_log = kStatistics > 1 ? sums.logs[row] : broadcast(0.0f);
     for (int64_t panel = first; panel < first + width; panel += kColumns, offset += tile.layout.panel) {
       if (!kPlain && (panel >= visible[row].end || panel + kColumns <= visible[row].begin)) {
         std::memset(static_cast<void*>(weights + offset), 0, kColumns * sizeof(Number));
@@ -277,8 +279,8 @@ void weigh_tile(const Tile& tile, const float* scores, Number* weights, float* s
   for (int64_t row = 0; row < tile.rows; ++row) {
     visible[row] = visible_columns(tile, row);
   }
-  std::fill_n(of_rows.weights, kStatistics > 0 ? tile.rows : 0, all(0.0f));
-  std::fill_n(of_rows.logs, kStatistics > 1 ? tile.rows : 0, all(0.0f));
+  std::fill_n(of_rows.weights, kStatistics > 0 ? tile.rows : 0, broadcast(0.0f));
+  std::fill_n(of_rows.logs, kStatistics > 1 ? tile.rows : 0, broadcast(0.0f));
   const bool plain = is_plain(tile, visible);
   for_each_strip(tile, [&](int64_t first, int64_t width) {
     if (plain) {
@@ -318,7 +320,7 @@ struct RowGain {
 template <typename H, bool kPlain>
 inline void differentiate_vector(const Tile& tile, const RowGain& row, Floats x, Floats g, int64_t column,
                                  Floats& gradient, Floats& weight) {
-  Floats u = H::value(x), factors = all(1.0f);
+  Floats u = H::value(x), factors = broadcast(1.0f);
   if (!kPlain && tile.dropout.keys) {
     factors = dropout_factors(tile.dropout, row.key, tile.first_column + column);
     g *= factors;

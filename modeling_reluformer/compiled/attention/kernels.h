@@ -36,16 +36,17 @@ struct Dropout {
 
 constexpr int64_t kQueries = 128;  // rows of a tile, at most
 
-// A tile of scores: `rows` queries by `columns` keys. Columns are a multiple of kColumns, rows an even number.
+// A tile of scores: `rows` queries by `columns` keys. Columns are a multiple of kColumns, and rows even but for a tile
+// of one row.
 struct Tile {
   int64_t rows, columns;
   Layout layout;         // of scores, weights and gradients
-  int64_t real_rows;     // those behind are padding and see nothing
+  int64_t real_rows;     // the rows after them are padding and see nothing
   int64_t first_column;  // of the tile in its sequence
-  int64_t visible;       // how many columns of the tile row 0 sees, at most `limit`; may be negative
+  int64_t visible;       // row 0 sees the first min(visible, limit) columns of the tile; negative: none
   int64_t limit;
   bool causal;               // each row sees one column more than the row before
-  int64_t window;            // so many columns at most, where causal
+  int64_t window;            // the most columns that a row sees, where causal
   const int32_t* real_keys;  // (columns,) -1 for keys that are real, 0 for others; null where no mask is needed
   float scale;               // of the scores
   Dropout dropout;
@@ -81,7 +82,7 @@ struct Kernels {
   using Number = TileNumber;
   void (*multiply)(const Product<float>& product);  // null: oneDNN's
   Layout layout(const Size& size) const { return tile_layout(multiply != nullptr, size); }
-  // With zeros behind the rows and columns, up to `padded`, and where `real` says so.
+  // With zeros after the rows and columns, up to `padded`, and where `real` says so.
   void (*copy_rows)(const Matrix<const Scalar>& from, const Size& size, const bool* real, const Matrix<Number>& to,
                     const Size& padded);
   // Rows · factor_i, padded with zeros: the gradient of the output.

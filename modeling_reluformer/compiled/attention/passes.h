@@ -17,7 +17,7 @@ struct Outputs {
   RowNumbers row_sum, row_sum_log;
 };
 
-// Rows of a tensor as a first factor with zeros behind them; where nothing is to be widened or padded, its own memory.
+// Rows of a tensor as a first factor with zeros after them; where nothing is to be widened or padded, its own memory.
 template <typename Scalar, typename Number>
 Matrix<const Number> padded_rows(const Kernels<Scalar, Number>& kernels, const Matrix<const Scalar>& from,
                                  const Size& size, const Size& padded, Number* room) {
@@ -60,7 +60,7 @@ void forward_few(const Kernels<Scalar, Number>& kernels, const WorkItem& item, c
   const int32_t* real_keys = masks_of_keys(item, call, count, masks);
   const Matrix<const Scalar> keys = in.key.rows(item.batch, item.key_head, item.key_begin);
   const Matrix<const Scalar> values = in.value.rows(item.batch, item.key_head, item.key_begin);
-  const Columns<Number> whole{count, call.dims, false};
+  const KeyTiles<Number> whole{count, call.dims, false};
   for (int64_t head = item.first_head; head < item.first_head + item.heads; ++head) {
     for (int64_t index = item.query_begin; index < item.query_end; ++index) {
       const int64_t last = index - item.query_start + call.offset;
@@ -102,7 +102,7 @@ void forward_item(const Kernels<Scalar, Number>& kernels, const WorkItem& item, 
   Scratch& scratch = scratch_of_this_thread();
   const int64_t count = real_length(item);
   const bool panels = kernels.multiply != nullptr;
-  Columns<Number> keys(count, call.dims, panels), values(count, call.dims_v, panels);
+  KeyTiles<Number> keys(count, call.dims, panels), values(count, call.dims_v, panels);
   Number *query, *weights;
   float *scores, *output, *sums, *sums_log;
   uint32_t* row_keys;
@@ -110,11 +110,11 @@ void forward_item(const Kernels<Scalar, Number>& kernels, const WorkItem& item, 
   scratch.fit([&] {
     keys.lay_out(scratch, false, true);
     values.lay_out(scratch, true, false);
-    query = scratch.part<Number>(kQueries * keys.padded);
+    query = scratch.part<Number>(kQueries * keys.padded_dims);
     scores = scratch.part<float>(kQueries * keys.width);
     weights =
         std::is_same_v<Number, float> ? reinterpret_cast<Number*>(scores) : scratch.part<Number>(kQueries * keys.width);
-    output = scratch.part<float>(kQueries * values.padded);
+    output = scratch.part<float>(kQueries * values.padded_dims);
     sums = scratch.part<float>(kQueries);
     sums_log = scratch.part<float>(kQueries);
     row_keys = scratch.part<uint32_t>(kQueries);
@@ -126,24 +126,28 @@ void forward_item(const Kernels<Scalar, Number>& kernels, const WorkItem& item, 
   for_each_rows(item, call, count, [&](const Rows& rows) {
     const Matrix<const Scalar> of_tensor = in.query.rows(item.batch, rows.head, rows.begin);
     const Matrix<const Number> queries =
-        padded_rows(kernels, of_tensor, {rows.count, call.dims}, {rows.padded, keys.padded}, query);
-    const Matrix<float> outputs{output, kernels.layout({rows.padded, values.padded})};
+        padded_rows(kernels, of_tensor, {rows.count, call.dims}, {rows.padded, keys.padded_dims}, query);
+    const Matrix<float> outputs{output, kernels.layout({rows.padded, values.padded_dims})};
     fill_dropout_keys(item, call, rows, row_keys);
     std::fill_n(sums, kQueries, 0.0f);
     std::fill_n(sums_log, kQueries, 0.0f);
     const int64_t first_tile = rows.first_tile(keys), end_tile = rows.end_tile(keys);
     if (first_tile == end_tile) {
-      std::fill_n(output, kQueries * values.padded, 0.0f);
+      std::fill_n(output, kQueries * values.padded_dims, 0.0f);
     }
     for (int64_t index = first_tile; index < end_tile; ++index) {
       const Tile tile = tile_of(item, call, rows, keys, index, real_keys, row_keys);
       const Matrix<Number> tile_weights{weights, tile.layout};
-      multiply(
-          kernels,
-          {tile.rows, tile.columns, keys.padded, queries, keys.transposed_factor(index), {scores, tile.layout}, false});
+      multiply(kernels, {tile.rows,
+                         tile.columns,
+                         keys.padded_dims,
+                         queries,
+                         keys.transposed_factor(index),
+                         {scores, tile.layout},
+                         false});
       kernels.weigh[call.activation](tile, scores, weights, call.statistics > 0 ? sums : nullptr,
                                      call.statistics > 1 ? sums_log : nullptr);
-      multiply(kernels, {tile.rows, values.padded, tile.columns, tile_weights, values.factor(index), outputs,
+      multiply(kernels, {tile.rows, values.padded_dims, tile.columns, tile_weights, values.factor(index), outputs,
                          index > first_tile});
     }
     const float* scale = in.row_scale.row(item.batch, rows.head, rows.begin);
@@ -165,12 +169,12 @@ struct KeySums {
   float *key, *value;
 };
 
-// Sums of a work item → rows of the gradient of its keys or values; zeros for keys behind the last real one.
+// Sums of a work item → rows of the gradient of its keys or values; zeros for keys after the last real one.
 template <typename Scalar, typename Number>
 void write_key_gradient(const Kernels<Scalar, Number>& kernels, const WorkItem& item, int64_t dims, float* sums,
                         const Heads<Scalar>& gradient) {
   const int64_t count = real_length(item), length = item.key_end - item.key_begin;
-  const Columns<Number> columns(count, dims, kernels.multiply != nullptr);
+  const KeyTiles<Number> columns(count, dims, kernels.multiply != nullptr);
   for (int64_t index = 0; index * columns.width < count; ++index) {
     const int64_t first = index * columns.width, used = std::min(columns.width, count - first);
     kernels.write_transposed(columns.sum(sums, index), {used, dims},
@@ -201,14 +205,14 @@ void backward_item(const Kernels<Scalar, Number>& kernels, const WorkItem& item,
   Scratch& scratch = scratch_of_this_thread();
   const int64_t count = real_length(item);
   const bool panels = kernels.multiply != nullptr;
-  Columns<Number> keys(count, call.dims, panels), values(count, call.dims_v, panels);
+  KeyTiles<Number> keys(count, call.dims, panels), values(count, call.dims_v, panels);
   constexpr bool is_float = std::is_same_v<Number, float>;
   Number *query, *query_transposed, *incoming, *incoming_transposed, *weights, *rows_of_gradient, *pairs;
   float *scores, *gradient, *grad_query, *rho, *tau;
   KeySums total{};
   uint32_t* row_keys;
   int32_t* masks;
-  const int64_t most = round_up(std::max(keys.padded, values.padded), kColumns), area = kQueries * keys.width;
+  const int64_t most = std::max(keys.padded_dims, values.padded_dims), area = kQueries * keys.width;
   scratch.fit([&] {
     keys.lay_out(scratch, true, true);
     values.lay_out(scratch, false, true);
@@ -218,7 +222,7 @@ void backward_item(const Kernels<Scalar, Number>& kernels, const WorkItem& item,
     incoming_transposed = scratch.part<Number>(kQueries * most);
     scores = scratch.part<float>(area);
     gradient = scratch.part<float>(area);
-    grad_query = scratch.part<float>(kQueries * keys.padded);
+    grad_query = scratch.part<float>(kQueries * keys.padded_dims);
     weights = is_float ? reinterpret_cast<Number*>(scores) : scratch.part<Number>(area);
     pairs = is_float ? reinterpret_cast<Number*>(gradient) : scratch.part<Number>(area);
     rows_of_gradient = is_float ? pairs : scratch.part<Number>(area);
@@ -236,32 +240,36 @@ void backward_item(const Kernels<Scalar, Number>& kernels, const WorkItem& item,
   values.fill(kernels, in.value.rows(item.batch, item.key_head, item.key_begin), call.dims_v, item.real);
   for_each_rows(item, call, count, [&](const Rows& rows) {
     const float* scale = in.row_scale.row(item.batch, rows.head, rows.begin);
-    const Size padded{round_up(rows.count, kColumns), keys.padded}, padded_v{padded.rows, values.padded};
+    const Size padded{round_up(rows.count, kColumns), keys.padded_dims}, padded_v{padded.rows, values.padded_dims};
     const Matrix<const Scalar> of_tensor = in.query.rows(item.batch, rows.head, rows.begin);
     const Matrix<const Number> queries = padded_rows(kernels, of_tensor, {rows.count, call.dims}, padded, query);
     const Matrix<Number> incomings{incoming, kernels.layout(padded_v)};
     kernels.scale_rows(gradients.output.rows(item.batch, rows.head, rows.begin), {rows.count, call.dims_v}, scale,
                        incomings, padded_v);
     // (dims, queries)
-    const Matrix<Number> transposed_queries{query_transposed, kernels.layout({keys.padded, kQueries})};
-    const Matrix<Number> transposed_incomings{incoming_transposed, kernels.layout({values.padded, kQueries})};
+    const Matrix<Number> transposed_queries{query_transposed, kernels.layout({keys.padded_dims, kQueries})};
+    const Matrix<Number> transposed_incomings{incoming_transposed, kernels.layout({values.padded_dims, kQueries})};
     kernels.transpose(queries, padded, false, transposed_queries);
     kernels.transpose(incomings, padded_v, false, transposed_incomings);
     fill_dropout_keys(item, call, rows, row_keys);
     fill_gains(gradients.row_sum, gradients.row_sum_log, scale, item, rows, rho, tau);
     const int64_t first_tile = rows.first_tile(keys), end_tile = rows.end_tile(keys);
     if (first_tile == end_tile) {
-      std::fill_n(grad_query, kQueries * keys.padded, 0.0f);
+      std::fill_n(grad_query, kQueries * keys.padded_dims, 0.0f);
     }
-    const Matrix<float> grad_queries{grad_query, kernels.layout({rows.padded, keys.padded})};
+    const Matrix<float> grad_queries{grad_query, kernels.layout({rows.padded, keys.padded_dims})};
     for (int64_t index = first_tile; index < end_tile; ++index) {
       const Tile tile = tile_of(item, call, rows, keys, index, real_keys, row_keys);
-      multiply(
-          kernels,
-          {tile.rows, tile.columns, keys.padded, queries, keys.transposed_factor(index), {scores, tile.layout}, false});
       multiply(kernels, {tile.rows,
                          tile.columns,
-                         values.padded,
+                         keys.padded_dims,
+                         queries,
+                         keys.transposed_factor(index),
+                         {scores, tile.layout},
+                         false});
+      multiply(kernels, {tile.rows,
+                         tile.columns,
+                         values.padded_dims,
                          incomings,
                          values.transposed_factor(index),
                          {gradient, tile.layout},
@@ -269,11 +277,11 @@ void backward_item(const Kernels<Scalar, Number>& kernels, const WorkItem& item,
       kernels.differentiate[call.activation](tile, scores, gradient, rho, tau, weights, rows_of_gradient, pairs);
       const Matrix<Number> as_rows{rows_of_gradient, tile.layout}, as_pairs{pairs, tile.layout},
           weight_pairs{weights, tile.layout};
-      multiply(kernels,
-               {tile.rows, keys.padded, tile.columns, as_rows, keys.factor(index), grad_queries, index > first_tile});
-      multiply(kernels,
-               {keys.padded, tile.columns, tile.rows, transposed_queries, as_pairs, keys.sum(total.key, index), true});
-      multiply(kernels, {values.padded, tile.columns, tile.rows, transposed_incomings, weight_pairs,
+      multiply(kernels, {tile.rows, keys.padded_dims, tile.columns, as_rows, keys.factor(index), grad_queries,
+                         index > first_tile});
+      multiply(kernels, {keys.padded_dims, tile.columns, tile.rows, transposed_queries, as_pairs,
+                         keys.sum(total.key, index), true});
+      multiply(kernels, {values.padded_dims, tile.columns, tile.rows, transposed_incomings, weight_pairs,
                          values.sum(total.value, index), true});
     }
     kernels.write_rows(grad_queries, nullptr, {rows.count, call.dims},

@@ -1,4 +1,4 @@
-// `reluformer_cpu::sparse_ffn` and its two halves: a feed-forward network of few rows that reads no weights behind a
+// `reluformer_cpu::sparse_ffn` and its two halves: a feed-forward network of few rows that reads no weights that meet a
 // zero. sparse_ffn/forward.py is the same in Python; sparse_kernels.cpp has the loops.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -24,7 +24,7 @@ using reluformer::InputRows;
 using reluformer::Neurons;
 using reluformer::SparseKernels;
 
-// Below so many bytes of weights a second thread costs more than it gains.
+// Below this many bytes of weights a second thread costs more than it gains.
 constexpr int64_t kBytesOfAThread = 1 << 17;
 constexpr int64_t kStep = 64;  // rows of x and y are padded to it
 
@@ -122,7 +122,7 @@ PreparedRows prepared(const Tensor& inputs, bool is_int8) {
   return result;
 }
 
-// (rows, dims) of float32 → a tensor like x, with a bias if there is one. `parts` of them lie behind each other and are
+// (rows, dims) of float32 → a tensor like x, with a bias if there is one. `parts` of them follow each other and are
 // added up.
 Tensor narrowed(float* sums, int64_t parts, int64_t rows, int64_t dims, int64_t stride, const float* bias,
                 const Tensor& x) {

@@ -169,7 +169,7 @@ inline void dot(const Weight* const* weights, const Weight* const* next, const I
     prefetch<N>(next, i);
     step(weights, i, i);
   }
-  if (i < x.dims) {  // with zeros behind the weights, as behind x
+  if (i < x.dims) {  // with zeros after the weights, as after x
     Weight rest[N][P::kStep] = {};
     const Weight* rests[N];
     for (int n = 0; n < N; ++n) {
@@ -297,7 +297,7 @@ inline void rows_of(const Weight* weights, int64_t width, int64_t begin, const i
 }
 
 // Adds N active neurons to y. gates: (rows, count) activations of all neurons of this part; neurons: N numbers in it,
-// with N more behind them if there is a next call.
+// with N more after them if there is a next call.
 template <int N, typename Weight>
 void spend(const FeedForward<Weight>& ffn, const InputRows& x, int64_t begin, const float* gates, int64_t count,
            const int32_t* neurons, bool has_next, float* y, int64_t y_stride) {
@@ -360,8 +360,7 @@ void feed_forward(const FeedForward<Weight>& ffn, const InputRows& x, int64_t be
 
 void quantize(const InputRows& x) {
   for (int64_t row = 0; row < x.count; ++row) {
-    x.scales[row] =
-        quantize_row(x.wide + row * x.stride, x.stride, x.bytes + row * x.stride);  // zeros lie behind the row
+    x.scales[row] = quantize_row(x.wide + row * x.stride, x.stride, x.bytes + row * x.stride);  // zeros follow the row
   }
 }
 

@@ -13,7 +13,7 @@ namespace reluformer {
 enum FFNActivation : int64_t { kFFNIdentity, kFFNRelu, kFFNRelu2, kFFNRelu6 };
 inline const std::initializer_list<std::string_view> kFFNActivations = {"identity", "relu", "relu2", "relu6"};
 
-// The few rows that enter a projection: `stride` apart, with zeros behind `dims`. Weights of float read `wide`; those
+// The few rows that enter a projection: `stride` apart, with zeros after `dims`. Weights of float read `wide`; those
 // of bfloat16 `narrow` where the processor has products of it, else `wide`; int8 weights read `bytes`, x / scale + 128.
 struct InputRows {
   int64_t count, dims, stride;

@@ -15,6 +15,7 @@
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -34,8 +35,9 @@ using reluformer::PackedBytes;
 using reluformer::PackedFloats;
 using reluformer::Weighing;
 
-constexpr int64_t kQueries = 32;             // of a source that are computed together
+constexpr int64_t kSourceQueries = 32;       // of a source that are computed together
 constexpr int64_t kWorkOfAThread = 1 << 15;  // multiplications; with fewer, a second thread costs more than it gains
+constexpr float kNormEpsilon = 1e-5f;        // that of torch's LayerNorm
 
 const reluformer::TranslationKernels& kernels() { return *reluformer::chosen_set()->translation; }
 
@@ -149,7 +151,7 @@ struct Norm {
     const auto* from = updates.const_data_ptr<float>();
     for_each(rows, 8 * width, [&](int64_t begin, int64_t end) {
       kernels().add_and_norm(to + begin * width, from + begin * width, end - begin, width,
-                             weight.const_data_ptr<float>(), bias.const_data_ptr<float>(), 1e-5f);
+                             weight.const_data_ptr<float>(), bias.const_data_ptr<float>(), kNormEpsilon);
     });
   }
 };
@@ -253,20 +255,21 @@ struct State : torch::CustomClassHolder {
 };
 
 struct Model : torch::CustomClassHolder {
-  std::vector<Layer> encoder, layers;
+  std::vector<Layer> encoder, decoder;
   Linear output;
-  Tensor source_embedding, embedding, positions,
-      row_scales;  // row_scales: (keys + 1,) by the number of visible keys; empty for a softmax
-  int64_t encoder_heads, heads, activation;
+  Tensor source_embedding, target_embedding, positions;
+  Tensor row_scales;  // (keys + 1,) by the number of visible keys; empty for a softmax
+  int64_t encoder_heads, decoder_heads;
+  int64_t activation;  // a DecodingActivation
   double embedding_scale;
 
-  // tensors: source_embedding, embedding, positions, row_scales, output; and the fields of each layer, in their order.
-  // A linear layer is weight, bias and scales, a norm weight and bias. Those that do not exist are empty.
+  // tensors: source_embedding, target_embedding, positions, row_scales, output; and the fields of each layer, in their
+  // order. A linear layer is weight, bias and scales, a norm weight and bias. Those that do not exist are empty.
   Model(const std::vector<Tensor>& tensors, int64_t encoder_layers, int64_t heads_of_encoder, int64_t heads_of_decoder,
-        int64_t attention_activation, double scale)
+        const std::string& attention_activation, double scale)
       : encoder_heads(heads_of_encoder),
-        heads(heads_of_decoder),
-        activation(attention_activation),
+        decoder_heads(heads_of_decoder),
+        activation(reluformer::number_of(reluformer::kDecodingActivations, attention_activation)),
         embedding_scale(scale) {
     size_t next = 0;
     auto take = [&] { return tensors[next++]; };
@@ -281,13 +284,13 @@ struct Model : torch::CustomClassHolder {
       return Norm{weight, bias};
     };
     source_embedding = take();
-    embedding = take();
+    target_embedding = take();
     positions = take();
     row_scales = take();
     take_linears({&output});
     while (next < tensors.size()) {
       const bool crosses = static_cast<int64_t>(encoder.size()) == encoder_layers;
-      Layer& layer = (crosses ? layers : encoder).emplace_back();
+      Layer& layer = (crosses ? decoder : encoder).emplace_back();
       take_linears({&layer.self_in, &layer.self_out});
       if (crosses) {
         take_linears({&layer.cross_in, &layer.cross_keys_and_values, &layer.cross_out});
@@ -302,10 +305,10 @@ struct Model : torch::CustomClassHolder {
   }
 
   // Keys and values of the sources for each layer of the decoder, (tokens, 2 · features). ids: (tokens,) of all
-  // sources, one behind the other.
+  // sources, one after the other.
   std::vector<Tensor> encode(const Tensor& ids, const std::vector<int64_t>& lengths) const {
     const std::vector<int64_t> offsets = offsets_of(lengths);
-    const Tensor states = at::empty({ids.size(0), embedding.size(1)}, at::kFloat);
+    const Tensor states = at::empty({ids.size(0), target_embedding.size(1)}, at::kFloat);
     for (size_t source = 0; source < lengths.size(); ++source) {
       for (int64_t t = 0; t < lengths[source]; ++t) {
         embed(source_embedding, ids, offsets[source] + t, t, states);
@@ -316,7 +319,7 @@ struct Model : torch::CustomClassHolder {
       layer.last_norm.add(states, layer.second(layer.first(states).relu_()));
     }
     std::vector<Tensor> cross;
-    for (const Layer& layer : layers) {
+    for (const Layer& layer : decoder) {
       cross.push_back(layer.cross_keys_and_values(states));
     }
     return cross;
@@ -334,12 +337,12 @@ struct Model : torch::CustomClassHolder {
     for (int64_t row = 0; row < rows; ++row) {
       state->cache_rows[t * rows + row] = static_cast<int32_t>(row);
     }
-    const Tensor states = at::empty({rows, embedding.size(1)}, at::kFloat);
+    const Tensor states = at::empty({rows, target_embedding.size(1)}, at::kFloat);
     for (int64_t row = 0; row < rows; ++row) {
-      embed(embedding, tokens, row, t, states);
+      embed(target_embedding, tokens, row, t, states);
     }
-    for (size_t index = 0; index < layers.size(); ++index) {
-      const Layer& layer = layers[index];
+    for (size_t index = 0; index < decoder.size(); ++index) {
+      const Layer& layer = decoder[index];
       layer.self_norm.add(states, layer.self_out(self_attention(layer, *state, index, states)));
       layer.cross_norm.add(states, layer.cross_out(cross_attention(layer, *state, index, states)));
       layer.last_norm.add(states, layer.second(layer.first(states).relu_()));
@@ -368,13 +371,13 @@ struct Model : torch::CustomClassHolder {
     for (int64_t row = 0; row < rows; ++row) {
       std::copy_n(from + row * 3 * features + features, pair, own + (t * state.most_rows + row) * pair);
     }
-    const int64_t dims = features / heads;
+    const int64_t dims = features / decoder_heads;
     const Tensor output = at::empty({rows, features}, at::kFloat);
     auto* to = output.mutable_data_ptr<float>();
-    for_each(rows * heads, 2 * (t + 1) * dims, [&](int64_t begin, int64_t end) {
+    for_each(rows * decoder_heads, 2 * (t + 1) * dims, [&](int64_t begin, int64_t end) {
       std::vector<float> room(t + 1);
       for (int64_t i = begin; i < end; ++i) {
-        const int64_t row = i / heads, head = i % heads;
+        const int64_t row = i / decoder_heads, head = i % decoder_heads;
         const float* keys = own + head * dims;
         const reluformer::Cached call{from + row * 3 * features + head * dims,
                                       keys,
@@ -395,7 +398,7 @@ struct Model : torch::CustomClassHolder {
   // The hypotheses of a source, which are neighbours, at once.
   Tensor cross_attention(const Layer& layer, const State& state, size_t index, const Tensor& states) const {
     const Tensor query = layer.cross_in(states), output = at::empty_like(states);
-    const int64_t rows = states.size(0), features = states.size(1), dims = features / heads;
+    const int64_t rows = states.size(0), features = states.size(1), dims = features / decoder_heads;
     const int64_t longest = *std::max_element(state.lengths.begin(), state.lengths.end());
     std::vector<int64_t> firsts;
     int64_t most = 0;
@@ -409,14 +412,14 @@ struct Model : torch::CustomClassHolder {
     firsts.push_back(rows);
     const auto *from = query.const_data_ptr<float>(), *packed = state.cross[index].const_data_ptr<float>();
     auto* to = output.mutable_data_ptr<float>();
-    for_each(count * heads, 2 * longest * dims * most, [&](int64_t begin, int64_t end) {
+    for_each(count * decoder_heads, 2 * longest * dims * most, [&](int64_t begin, int64_t end) {
       std::vector<float> room(longest * most);
       for (int64_t i = begin; i < end; ++i) {
-        const int64_t row = firsts[i / heads], head = i % heads, source = state.sources[row],
+        const int64_t row = firsts[i / decoder_heads], head = i % decoder_heads, source = state.sources[row],
                       column = row * features + head * dims;
         const PackedHead keys_and_values{state.lengths[source], dims};
         keys_and_values.attend(packed + state.offsets[source] + head * keys_and_values.size(), from + column, features,
-                               firsts[i / heads + 1] - row,
+                               firsts[i / decoder_heads + 1] - row,
                                weighing(layer.cross_factors, head, dims, keys_and_values.tokens), room.data(),
                                to + column, features);
       }
@@ -434,16 +437,16 @@ struct Model : torch::CustomClassHolder {
     auto* to = output.mutable_data_ptr<float>();
     for_each(static_cast<int64_t>(lengths.size()) * encoder_heads, 2 * longest * longest * dims,
              [&](int64_t begin, int64_t end) {
-               std::vector<float> packed(PackedHead{longest, dims}.size()), room(kQueries * longest);
+               std::vector<float> packed(PackedHead{longest, dims}.size()), room(kSourceQueries * longest);
                for (int64_t i = begin; i < end; ++i) {
                  const int64_t source = i / encoder_heads, head = i % encoder_heads;
                  const PackedHead keys_and_values{lengths[source], dims};
                  const float* queries = from + offsets[source] * stride + head * dims;
                  keys_and_values.fill(queries + features, queries + 2 * features, stride, packed.data());
                  const Weighing how = weighing(layer.self_factors, head, dims, lengths[source]);
-                 for (int64_t first = 0; first < lengths[source]; first += kQueries) {
+                 for (int64_t first = 0; first < lengths[source]; first += kSourceQueries) {
                    keys_and_values.attend(packed.data(), queries + first * stride, stride,
-                                          std::min(kQueries, lengths[source] - first), how, room.data(),
+                                          std::min(kSourceQueries, lengths[source] - first), how, room.data(),
                                           to + (offsets[source] + first) * features + head * dims, features);
                  }
                }
@@ -499,7 +502,7 @@ TORCH_LIBRARY_FRAGMENT(reluformer_cpu, library) {
   library.class_<State>("TranslationState")
       .def(torch::init<std::vector<Tensor>, const std::vector<int64_t>&, int64_t, int64_t, int64_t>());
   library.class_<Model>("TranslationModel")
-      .def(torch::init<const std::vector<Tensor>&, int64_t, int64_t, int64_t, int64_t, double>())
+      .def(torch::init<const std::vector<Tensor>&, int64_t, int64_t, int64_t, const std::string&, double>())
       .def("encode", &Model::encode)
       .def("step", &Model::step);
   library.def("continuations(Tensor logits, Tensor scores, int beams, int count) -> (Tensor, Tensor)");

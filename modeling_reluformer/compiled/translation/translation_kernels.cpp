@@ -28,7 +28,7 @@ namespace reluformer {
 namespace {
 
 // How a function of the numbers of a row reads them: a register at a time, of which the last may hold fewer, and zeros
-// behind them.
+// after them.
 struct Read {
   int64_t count;
   Floats operator()(const float* from) const { return first<Floats>(from); }
@@ -436,7 +436,7 @@ inline bool any(Ints lanes) {
 }
 
 inline float largest_of(const float* row, int64_t width) {
-  Floats most = all(-__builtin_inff());
+  Floats most = broadcast(-__builtin_inff());
   int64_t i = 0;
   for (; i + kLanes <= width; i += kLanes) {
     const Floats part = load(row + i);
@@ -471,7 +471,7 @@ void largest(const float* row, int64_t width, int64_t count, float* numbers, int
   };
   int64_t i = 0;
   for (; i + kLanes <= width; i += kLanes) {
-    const Ints above = load(row + i) > all(numbers[count - 1]);
+    const Ints above = load(row + i) > broadcast(numbers[count - 1]);
     if (any(above)) {
       for (int64_t lane = 0; lane < kLanes; ++lane) {
         consider(i + lane);

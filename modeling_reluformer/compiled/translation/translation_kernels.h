@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
+#include <string_view>
 
 #include "matrix.h"
 
@@ -10,7 +12,9 @@ namespace reluformer {
 constexpr int64_t kOutputs = kColumns, kInputs = 4;  // of a vector of packed int8 weights
 constexpr int64_t kDepth = 64;  // inputs of a tile of AMX: the number of inputs is rounded up to it
 
+// In the order of `kDecodingActivations`, whose names are those of the configuration.
 enum DecodingActivation : int64_t { kDecodingRelu, kDecodingRelu2, kDecodingSoftmax };
+inline const std::initializer_list<std::string_view> kDecodingActivations = {"relu", "relu2", "softmax"};
 
 // How scores become the weights of a row: activation(scale · score) · row_scale; a softmax does not read row_scale.
 struct Weighing {
@@ -29,14 +33,14 @@ struct Cached {
 };
 
 // A matrix of floats, packed so that one vector holds one input each of sixteen outputs: (outputs / 16, inputs, 16),
-// with zeros behind the outputs.
+// with zeros after the outputs.
 struct PackedFloats {
   const float *weights, *biases;  // biases: (outputs,), or null
   int64_t inputs, outputs;
 };
 
 // A matrix of int8 weights, packed so that one vector holds four inputs each of sixteen outputs: (outputs / 16, inputs
-// / 4, 16, 4), with zeros behind both. Sixteen such vectors are a tile of AMX.
+// / 4, 16, 4), with zeros after both. Sixteen such vectors are a tile of AMX.
 struct PackedBytes {
   const int8_t* weights;
   const float *scales, *biases;  // (outputs,)
@@ -53,7 +57,7 @@ struct TranslationKernels {
   void (*multiply_floats)(const PackedFloats& matrix, const Matrix<const float>& from, int64_t count, int64_t begin,
                           int64_t end, float* to, int64_t to_stride);
   // Rows (count, width) → bytes x / scale + 128 (count, stride) and scales; stride is width rounded up to 64, with
-  // bytes of 128 behind.
+  // bytes of 128 after it.
   void (*quantize)(const float* from, int64_t count, int64_t width, uint8_t* bytes, int64_t stride, float* scales);
   // Outputs of the blocks of sixteen in [begin, end) for all rows: to (count, outputs).
   void (*multiply)(const PackedBytes& matrix, const uint8_t* bytes, int64_t stride, const float* scales, int64_t count,

@@ -1,4 +1,4 @@
-"""The compiled attention is built once, is found again, and is done without where it cannot be had; with a source of
+"""The compiled library is built once, is found again, and is done without where it cannot be had; with a source of
 one line."""
 
 import logging
@@ -73,7 +73,7 @@ def test_a_small_call_builds_nothing_a_large_one_does_and_later_ones_find_it(fre
     assert (library.loaded_from, caplog.messages) == (None, [])
     assert library.library(large=True) is library.torch.ops.reluformer_cpu
     (line,) = caplog.messages
-    assert line.startswith("Building the compiled attention for torch ")
+    assert line.startswith("Building the compiled library for torch ")
     assert f"once for all processes, in {tmp_path / 'cache'}." in line and "RELUFORMER_COMPILED=0" in line
     (built,) = (tmp_path / "cache").glob("*.so")
     assert library.loaded_from == built
@@ -93,10 +93,10 @@ def test_the_command_builds_it_and_says_where_or_that_there_is_none(fresh, capsy
             runpy.run_module("reluformer.modeling_reluformer.compiled", run_name="__main__")
         return bool(ended.value.code), capsys.readouterr().out
 
-    assert command() == (False, f"compiled attention: {library.loaded_from}\n") and library.loaded_from is not None
+    assert command() == (False, f"compiled library: {library.loaded_from}\n") and library.loaded_from is not None
     forget(fresh)
     fresh.setenv(library.VARIABLE, "0")
-    assert command() == (True, "no compiled attention: the Python loop computes\n")
+    assert command() == (True, "no compiled library: the Python loop computes\n")
 
 
 def test_the_library_of_the_package_is_kept_where_it_cannot_be_loaded(fresh):
@@ -126,7 +126,7 @@ def test_without_a_compiler_one_warning_says_what_to_do(fresh, caplog, tmp_path,
     *building_it, line = caplog.messages
     assert len(building_it) == bool(compiler) and words in line
     assert line.startswith(
-        f"The compiled attention could not be built in {tmp_path / 'cache'} ($TORCH_EXTENSIONS_DIR names"
+        f"The compiled library could not be built in {tmp_path / 'cache'} ($TORCH_EXTENSIONS_DIR names"
     )
     assert "The Python loop computes instead" in line and caplog.records[-1].levelno == logging.WARNING
 
@@ -171,9 +171,9 @@ def test_other_systems_do_without_it_in_silence(fresh, caplog):
 
 def test_a_library_that_came_for_another_torch_is_told_of(fresh, tmp_path):
     assert library._for_another_torch() == ""
-    brought = tmp_path / "sources" / f"attention-x86_64-torch{torch.__version__}-1234.so"
+    brought = tmp_path / "sources" / f"library-x86_64-torch{torch.__version__}-1234.so"
     brought.touch()
     assert library._for_another_torch() == ""
-    brought.rename(brought.with_name("attention-x86_64-torch2.12.1+cpu-1234.so"))
+    brought.rename(brought.with_name("library-x86_64-torch2.12.1+cpu-1234.so"))
     said = library._for_another_torch()
     assert f"is for torch 2.12.1+cpu, and this is {torch.__version__}: install that torch or a compiler." in said

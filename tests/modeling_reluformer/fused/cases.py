@@ -97,7 +97,7 @@ def forced_path(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     operators = library(large=True)
     sets = [] if operators is None else operators.instruction_sets()
     if name not in sets or not operators.supports(torch.float32):
-        pytest.skip(f"the compiled attention cannot be built here, or the processor has no {name}")
+        pytest.skip(f"the compiled library cannot be built here, or the processor has no {name}")
     for other in ("_is_small", "operator_for"):
         monkeypatch.setattr(fused, other, None)
     assert operators.choose_instruction_set(name) == name

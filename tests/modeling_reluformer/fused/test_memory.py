@@ -15,6 +15,8 @@ from reluformer import (
     ReLUFormerForConditionalGeneration,
 )
 
+from ..cases import needs_compiled_library
+
 LENGTH = 400  # long enough that no plain products are taken
 PEAK = """
 import torch
@@ -63,6 +65,7 @@ def test_translation_with_padding_makes_none_but_in_the_eager_reference(implemen
 
 
 def test_nor_does_a_language_model():
+    needs_compiled_library()  # without it, plain products compute so few scores
     sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     sizes |= {"max_position_embeddings": LENGTH, "attention_activation": "relu", "regularization_weight": 0.01}
     config = ReLUFormerDecoderConfig.from_preset("gpt2", **sizes, skip_logits=True)

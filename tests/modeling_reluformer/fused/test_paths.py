@@ -39,9 +39,10 @@ def path(request, monkeypatch):
     yield from forced_path(request.param, monkeypatch)
 
 
-# The compiled loop takes up to 6 queries without copies of the keys; its tiles have 64 queries and 256 keys.
+# The compiled loop takes up to 6 queries without copies of the keys; its tiles have 128 queries and 256 keys.
 @pytest.mark.parametrize(
-    ("queries", "keys"), [(1, 1), (1, 20), (15, 15), (6, 300), (7, 300), (40, 9), (64, 256), (65, 257), (130, 1030)]
+    ("queries", "keys"),
+    [(1, 1), (1, 20), (15, 15), (6, 300), (7, 300), (40, 9), (64, 256), (65, 257), (128, 256), (129, 257), (130, 1030)],
 )
 def test_every_mask(path, queries, keys):
     if path.is_slow and queries > 65:

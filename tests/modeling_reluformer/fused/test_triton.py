@@ -102,7 +102,7 @@ def compiled(monkeypatch, tmp_path):
             triton.runtime.driver.set_active(CompileOnly(capability))
             specification = Specification(row_scale=inputs[3], scale=0.1, seed=torch.tensor(0), **changed)
             triton_forward(*inputs[:3], specification)
-            gains = [inputs[3] if specification.level >= level else None for level in (1, 2)]
+            gains = [inputs[3] if specification.statistics_count >= level else None for level in (1, 2)]
             triton_backward(inputs[0].sum((), keepdim=True).expand_as(inputs[0]), *gains, *inputs[:3], specification)
         finally:
             triton.runtime.driver._active = None

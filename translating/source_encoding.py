@@ -35,7 +35,7 @@ class Source:
 
     Args:
         units: pieces of each sentence, or of the whole text; none for a text of white space.
-        spaces: what stands before, between and behind the units, so one more.
+        spaces: what stands before, between and after the units, so one more.
     """
 
     units: list[Pieces] = field(default_factory=list)

@@ -3,7 +3,7 @@
 import pytest
 
 from reluformer.configuration.errors import UserError
-from reluformer.translating.long_sources import Source, SourceEncoder
+from reluformer.translating.source_encoding import Source, SourceEncoder
 
 
 def words_and_end(texts, verbose=True):
