@@ -275,7 +275,17 @@ def check_attention_fields(config: Any) -> None:
         )
     require(config, "lie in [0, 1]", "entropy_margin")
     require(config, "be a finite number of at least 0", "regularization_weight")
+
+
+def check_regularization_share(config: Any, modules: int) -> None:
+    """Raises a `ValueError` for a `regularization_share` outside (0, 1], or of less than one of the `modules` of
+    attention, with which some passes would measure none."""
     require(config, "lie in (0, 1]", "regularization_share")
+    if config.regularization_share * modules < 1 - 1e-9:  # 1/49 · 49 is a little less than 1
+        raise ValueError(
+            f"regularization_share={config.regularization_share} is less than one of the {modules} attention modules; "
+            f"give at least 1/{modules}, {math.ceil(1e4 / modules) / 1e4}."
+        )
 
 
 def is_number(value: object) -> bool:

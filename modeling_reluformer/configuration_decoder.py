@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from huggingface_hub.dataclasses import strict
 from transformers.activations import ACT2FN
 
-from .attention_reluformer import require
+from .attention_reluformer import check_regularization_share, require
 from .configuration_reluformer import CACHE_NAME, LOSS_PARTS, AttentionConfig
 
 _SOFTMAX = {"attention_activation": "softmax", "regularization_weight": 0.0}
@@ -134,7 +134,7 @@ class ReLUFormerDecoderConfig(AttentionConfig):
         require(self, "be a finite number above 0", "init_std", "norm_eps")
         self._resolve_sizes()
         self.check_feed_forward(self.hidden_act, self.num_hidden_layers, self.intermediate_size)
-        self.check_regularization_share()
+        check_regularization_share(self, self.attention_modules)
         for name, value in {"rope_parameters": self.rope_parameters, **kwargs}.items():
             if name.startswith("rope_") and value is not None and self.position_embedding != "rotary":
                 raise ValueError(

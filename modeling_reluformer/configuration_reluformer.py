@@ -1,7 +1,6 @@
 """What every model computes (`AttentionConfig`), and the translation model; how it is computed is never saved."""
 
 import difflib
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any, ClassVar
@@ -18,6 +17,7 @@ from .attention_reluformer import (
     NORMALIZED,
     POINTWISE,
     check_attention_fields,
+    check_regularization_share,
     require,
 )
 from .loss_reluformer import DEFAULT_ENTROPY_MARGIN, LossParts
@@ -95,9 +95,9 @@ class AttentionConfig(PreTrainedConfig):
         regularization_weight (`float`, *optional*):
             `lambda`, the weight of `L_reg` (Eq. 7). Default: 0.01 for `relu` with variance scaling, else 0.
         regularization_share (`float`, defaults to 1.0):
-            The probability, in (0, 1], with which a pass in training takes each attention module into `L_reg`, whose
-            sum is divided by it: the loss is right in the mean. The other modules are spared the statistics of their
-            rows. Evaluation always takes all.
+            The probability, from one in as many as there are attention modules to 1, with which a pass in training
+            takes each module into `L_reg`. The sum over them is divided by it, so the loss is unbiased, and the other
+            modules are spared the statistics of their rows. Evaluation always takes all.
         entropy_margin (`float`, defaults to 0.7): `C_i = entropy_margin * log(n_i)` in Eq. 7.
         ffn_top_k (`int`, *optional*):
             Keep the `k` activations of each token that are largest in magnitude, and set the others to 0.
@@ -207,21 +207,16 @@ class AttentionConfig(PreTrainedConfig):
                 f"attention_alpha={self.attention_alpha} has no effect: it belongs to attention_scaling='length', and "
                 f"attention_scaling is {self.attention_scaling!r}."
             )
+        if self.regularization_share != 1 and self.regularization_weight == 0:
+            logger.warning_once(
+                f"regularization_share={self.regularization_share} has no effect: it is a share of the regulariser, "
+                "and regularization_weight is 0."
+            )
 
     @property
     def attention_modules(self) -> int:
         """How many attention modules a model of this configuration has."""
         return self.num_hidden_layers
-
-    def check_regularization_share(self) -> None:
-        """Raises a `ValueError` for a share of less than one attention module, with which some passes would measure
-        none."""
-        modules = self.attention_modules
-        if self.regularization_share * modules < 1:
-            raise ValueError(
-                f"regularization_share={self.regularization_share} is less than one of the {modules} attention "
-                f"modules; give at least 1/{modules}, {math.ceil(1e4 / modules) / 1e4}."
-            )
 
     def require_choice(self, name: str, choices: Iterable[str | None]) -> None:
         """Raises a `ValueError` that names the field, its value and what is allowed."""
@@ -362,7 +357,7 @@ class ReLUFormerConfig(AttentionConfig):
         self._check_sizes()
         widths = (self.encoder_ffn_dim, self.decoder_ffn_dim)
         self.check_feed_forward(self.activation_function, self.encoder_layers + self.decoder_layers, *widths)
-        self.check_regularization_share()
+        check_regularization_share(self, self.attention_modules)
         super().__post_init__(**kwargs)
         self.base_model_tp_plan = self._tensor_parallel_plan()
 

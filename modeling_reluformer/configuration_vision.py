@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from huggingface_hub.dataclasses import strict
 from transformers.activations import ACT2FN
 
-from .attention_reluformer import require
+from .attention_reluformer import check_regularization_share, require
 from .configuration_reluformer import LOSS_PARTS, AttentionConfig
 
 _PAPER = {"attention_qk_norm": True, "initialization": "xavier", "pooling": "mean", "regularization_weight": 0.0}
@@ -86,7 +86,7 @@ class ReLUFormerVisionConfig(AttentionConfig):
         require(self, "be at least 1", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
         require(self, "be at least 1", "num_channels")
         self.check_feed_forward(self.hidden_act, self.num_hidden_layers, self.intermediate_size)
-        self.check_regularization_share()
+        check_regularization_share(self, self.attention_modules)
         require(self, "be a finite number above 0", "initializer_range", "layer_norm_eps")
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(

@@ -40,6 +40,7 @@ from transformers.utils import ModelOutput, TransformersKwargs, logging
 from .attention_reluformer import (
     NON_NEGATIVE,
     Visibility,
+    check_regularization_share,
     positions_from_segments,
     reference_attention,
     scale_of_rows,
@@ -655,7 +656,10 @@ def _sums_of_modules(
     )
     if len(taken) == len(modules):
         return sums
-    return sums.new_zeros(len(modules), 5).index_copy(0, torch.tensor(taken, device=device), sums)
+    # not by an index tensor, whose copy to a GPU the host would wait for
+    of_module = dict(zip(taken, sums.unbind(), strict=True))
+    zero = sums.new_zeros(5)
+    return torch.stack([of_module.get(index, zero) for index in range(len(modules))])
 
 
 # What Transformers names like this is part of the input: without it the result is another one.
@@ -800,21 +804,29 @@ class AttentionPreTrainedModel(PreTrainedModel):
         `forward` draws for itself. A loop that compiles the model calls this before each pass in training and gives the
         result as `module_sample`, since a random choice of what is computed cannot be part of a graph.
         """
-        config = self.config
-        if not self.training or config.regularization_share == 1 or config.regularization_weight == 0:
+        if not self._takes_a_share():
             return None
+        config = self.config
+        check_regularization_share(config, config.attention_modules)  # it may have been changed since
         return ModuleSample.draw(config.regularization_share, config.attention_modules)
+
+    def _takes_a_share(self) -> bool:
+        config = self.config
+        return self.training and config.regularization_share != 1 and config.regularization_weight != 0
 
     def _chosen_modules(self, sample: ModuleSample | None) -> ModuleSample | None:
         """The `module_sample` that a forward pass with labels was given, or one that is drawn now."""
         if sample is None:
             return self.draw_modules()
-        if not self.training or len(sample.taken) != self.config.attention_modules:
+        modules = self.config.attention_modules
+        fits = isinstance(sample, ModuleSample) and len(sample.taken) == modules and any(sample.taken)
+        if not fits or not self._takes_a_share():
             mode = "training" if self.training else "evaluation, which takes all of them"
+            share, weight = self.config.regularization_share, self.config.regularization_weight
             raise ValueError(
-                f"module_sample was given for {len(sample.taken)} attention modules to a model of "
-                f"{self.config.attention_modules} in {mode}; give what draw_modules() of this model has returned for "
-                "this pass."
+                f"module_sample={sample!r} does not fit a model of {modules} attention modules in {mode}, with "
+                f"regularization_share={share} and regularization_weight={weight}; give what draw_modules() of this "
+                "model has returned for this pass."
             )
         return sample
 

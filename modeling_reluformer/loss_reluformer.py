@@ -7,11 +7,12 @@
 
 An item is a target token, or an image. L_reg(b) is the mean over attention modules of the mean over heads and real
 query rows of sentence b. A dead row (S_i = 0) contributes 0 with gradient 0, and stays in the denominator of every
-mean. With N = `num_items_in_batch` the result does not depend on how a batch is cut into steps and processes.
+mean. With N = `num_items_in_batch` the result does not depend on how a batch is cut into steps and processes, the draws
+of a share aside.
 
 Where `regularization_share` is below 1, a pass in training takes L_reg of a random share of the attention modules (see
-`ModuleSample`) and divides their sum by the share: the loss and its gradient are right in the mean over the draws, and
-the others need neither S nor T.
+`ModuleSample`) and divides their sum by the share: the loss and its gradient are unbiased, and the other modules need
+neither S nor T.
 
 Where `ffn_l1_weight` is set, ffn_l1_weight · sum_b L1(b) · items_b is a third term of the sum: L1(b) is the mean over
 the feed-forward networks of the mean over the real rows of sentence b of ‖a‖₁, the sum of their activations'
@@ -42,7 +43,7 @@ class LossParts:
         config.ffn_l1_weight · ffn_l1, the mean of `‖a‖₁`. For images `cross_entropy` is the loss of the kind of
         problem.
     attention_sum, attention_entropy, dead_row_fraction: means of S, of H (nats) and of rows without any positive weight
-        over all attention modules, heads and real query rows.
+        over the attention modules that were measured (see `ModuleSample`), their heads and the real query rows.
     """
 
     cross_entropy: Tensor | None = None

@@ -81,6 +81,9 @@ class ReLUFormerTrainer(Seq2SeqTrainer):
         self._began = time.perf_counter()
         self._training_means, self._evaluation_means = TokenMeans(), TokenMeans()
         self._start_the_clock()
+        if self.args.torch_compile and getattr(self.model.config, "regularization_share", 1) < 1:
+            # a graph for each sample of modules, of which there is at most one more than modules
+            torch._dynamo.config.recompile_limit += self.model.config.attention_modules + 1
         self._partial: Path | None = None  # while a checkpoint is being written
         if any(self.pop_callback(kind) for kind in (ProgressCallback, PrinterCallback)):  # a notebook's table stays
             self.add_callback(ProgressLines())

@@ -20,7 +20,11 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from reluformer.modeling_reluformer.attention_reluformer import check_attention_fields, require
+from reluformer.modeling_reluformer.attention_reluformer import (
+    check_attention_fields,
+    check_regularization_share,
+    require,
+)
 from reluformer.modeling_reluformer.compiled.library import library
 from reluformer.translating.fast_translation import SavedModel, reason_against
 from reluformer.translating.shipped import located
@@ -179,15 +183,14 @@ def _is_sound(config: _Settings) -> bool:
     its range."""
     vars(config).setdefault("regularization_share", 1.0)
     check_attention_fields(config)
+    check_regularization_share(config, config.encoder_layers + 2 * config.decoder_layers)
     require(config, "lie in [0, 1)", "dropout", "attention_dropout", "activation_dropout", "label_smoothing")
     require(config, "be a finite number of at least 0", "ffn_threshold", "ffn_l1_weight")
     if config.init_std is not None:
         require(config, "be a finite number above 0", "init_std")
     tokens = config.pad_token_id, config.bos_token_id, config.decoder_start_token_id
-    attentions = config.encoder_layers + 2 * config.decoder_layers
     return (
         all(config.d_model % heads == 0 for heads in (config.encoder_attention_heads, config.decoder_attention_heads))
-        and config.regularization_share * attentions >= 1
         and all(token is None or token < config.vocab_size for token in tokens)
         and config.max_position_embeddings <= _MOST_POSITIONS
     )

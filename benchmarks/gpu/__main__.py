@@ -11,11 +11,10 @@
     python -m benchmarks.gpu tune           tiles of each kernel; a trial on the CPU needs TRITON_INTERPRET=1
     python -m benchmarks.gpu page           writes benchmarks/GPU.md from benchmarks/results/gpu/
 
-Each stage ends within its minutes, writes STAGE.json whole after every cell, and goes on where it stopped when it is
-called
-again: with what stands in the folder of --output, or else in benchmarks/results/gpu/, if the source and the card are
-the same. Trainings are those of the studies, several at once: `python -m benchmarks.studies --gpu --jobs 12 --study
-relu2`.
+Each stage ends within its minutes and writes STAGE.json whole after every cell. Called again, it goes on where it
+stopped and tries again what failed: with what stands in the folder of --output, or else in benchmarks/results/gpu/, if
+the source and the card are the same. So `all` is called until nothing is left. Trainings are those of the studies,
+several at once: `python -m benchmarks.studies --gpu --jobs 12 --study relu2`.
 """
 
 from __future__ import annotations
@@ -53,11 +52,15 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     if options.stage == "all":
         command_line = list(sys.argv[1:] if arguments is None else arguments)
-        return max([_run_alone(stage, command_line) for stage in STAGES])
+        failed = [_run_alone(stage, command_line) != 0 for stage in STAGES]  # a killed one has a negative status
+        return int(any(failed))
     module = import_module(f"benchmarks.gpu.{options.stage}")
     if options.dry_run and options.stage != "page":
         return plan_stage(options.stage, lambda: module.cells(options), options)
     if options.stage == "page":
+        if not any((options.output / f"{stage}.json").is_file() for stage in STAGES):
+            print(f"gpu: {options.output} holds no results, and the page would be empty", file=sys.stderr)
+            return 2
         PAGE.write_text(module.render(options.output), encoding="utf-8")
         return print(PAGE) or 0
     if options.toy == CUDA:

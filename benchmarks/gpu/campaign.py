@@ -9,14 +9,14 @@ import hashlib
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import transformers
 
-from benchmarks import measurement_file
+from benchmarks import decoder, measurement_file, timing, translation, vision
 from benchmarks.measurement_file import read_result
 from benchmarks.timing import Step, Timing, time_contenders
 from reluformer import modeling_reluformer
@@ -48,15 +48,13 @@ def run_stage(stage: str, cells: Callable[[], Iterable[Cell]], options: argparse
     transformers.logging.set_verbosity_error()
     path = options.output / f"{stage}.json"
     result = {**stage_record(), "stage": stage, "toy": not CUDA}
-    result["cells"] = done = _earlier_cells(path, result)
-    options.done, left = [record["cell"] for record in done], 0
-    for cell in cells():
-        if cell.names in options.done:
-            continue
+    result["cells"] = done = list(_earlier_cells(path, result))
+    left = 0
+    for cell in _pending(cells, done):
         if time.monotonic() + cell.seconds > end:
             left += 1
             continue
-        done.append(_measure(cell))
+        done[:] = [record for record in done if record["cell"] != cell.names] + [_measure(cell)]
         write_json(path, result)
         print({name: value for name, value in done[-1].items() if name != "kernels"}, flush=True)
         if "CUDA error" in done[-1].get("failed", ""):
@@ -71,20 +69,19 @@ def plan_stage(stage: str, cells: Callable[[], Iterable[Cell]], options: argpars
     """Prints what the stage would measure, its seconds as they are allowed for, and what would be left for a second
     call."""
     path = options.output / f"{stage}.json"
-    known = [record["cell"] for record in _earlier_cells(path, {**stage_record(), "toy": options.toy})]
+    done = _earlier_cells(path, {**stage_record(), "toy": options.toy})
     fitting: dict[str, bool] = {}
     spent, planned, left, repeats = 0.0, 0, 0.0, 0
-    for cell in cells():
-        if cell.names in known:
-            continue
+    for cell in _pending(cells, done):
         group = cell.together or str(cell.names)
         seconds = 0.0 if group in fitting else cell.seconds
         fits = fitting.setdefault(group, spent + seconds <= 60 * options.minutes)
         spent, left = (spent + seconds, left) if fits else (spent, left + seconds)
         planned, repeats = planned + fits, repeats + (not fits)
         print(f"  {'' if fits else 'later: '}{', '.join(map(str, cell.names.values()))}: {seconds:.0f} s")
+    measured = sum("failed" not in record for record in done)
     print(
-        f"{stage}: {len(known)} cells are measured; at most {spent / 60:.1f} minutes for {planned} more, "
+        f"{stage}: {measured} cells are measured; at most {spent / 60:.1f} minutes for {planned} more, "
         f"and {left / 60:.1f} for {repeats} in further calls"
     )
     return 0
@@ -108,7 +105,9 @@ def stage_record() -> dict[str, Any]:
     record |= read_result(COMMIT_FILE) or {}
     record["versions"] |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
     folders = Path(modeling_reluformer.__file__).parent, Path(__file__).parent
-    files = sorted((path.name, path.read_bytes()) for folder in folders for path in folder.rglob("*.py"))
+    paths = [path for folder in folders for path in folder.rglob("*.py")]
+    paths += [Path(module.__file__) for module in (decoder, timing, translation, vision)]
+    files = sorted((path.name, path.read_bytes()) for path in paths)
     measured = repr((files, record["machine"].get("accelerators"), torch.__version__))
     return {**record, "source": hashlib.sha256(measured.encode()).hexdigest()[:16]}
 
@@ -129,6 +128,14 @@ def peak_bytes(step: Step) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
+def _pending(cells: Callable[[], Iterable[Cell]], done: list[dict[str, Any]]) -> Iterator[Cell]:
+    """The cells that were not tried before, then once more those that failed."""
+    tried = [record["cell"] for record in done]
+    failed = [record["cell"] for record in done if "failed" in record]
+    yield from (cell for cell in cells() if cell.names not in tried)
+    yield from (cell for cell in cells() if cell.names in failed)
+
+
 def _earlier_cells(path: Path, result: dict[str, Any]) -> list[dict[str, Any]]:
     for earlier in (read_result(path), read_result(RESULTS / path.name)):
         if earlier and all(earlier[name] == result[name] for name in ("toy", "source")):
@@ -136,12 +143,22 @@ def _earlier_cells(path: Path, result: dict[str, Any]) -> list[dict[str, Any]]:
     return []
 
 
+def failure(error: Exception) -> dict[str, str]:
+    """The result of a cell that could not be measured."""
+    return {"failed": f"{type(error).__name__}: {' '.join(str(error).split())[:600]}"}
+
+
+def release_memory() -> None:
+    """Gives the card what no tensor needs any more."""
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
 def _measure(cell: Cell) -> dict[str, Any]:
     start = time.monotonic()
     try:
         result = cell.measure()
     except Exception as error:  # told in the file: the other cells are worth their time
-        result = {"failed": f"{type(error).__name__}: {' '.join(str(error).split())[:600]}"}
-    gc.collect()
-    torch.cuda.empty_cache()
+        result = failure(error)
+    release_memory()
     return {"cell": cell.names, **result, "seconds": round(time.monotonic() - start, 1)}

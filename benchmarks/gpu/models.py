@@ -26,7 +26,7 @@ from benchmarks import decoder as language_models
 from benchmarks import translation
 from benchmarks import vision as vit
 from benchmarks.decoder import GPT2, RELU, UNREGULARIZED
-from benchmarks.gpu.campaign import CUDA, DEVICE, Cell, peak_bytes, timed
+from benchmarks.gpu.campaign import CUDA, DEVICE, Cell, failure, peak_bytes, release_memory, timed
 from benchmarks.translation import MARIAN, MARIAN_SMOOTHED, OURS, OURS_UNREGULARIZED, SHAPES, Lengths
 from reluformer import ReLUFormerForConditionalGeneration
 from reluformer.modeling_reluformer.configuration_vision import SIZES
@@ -86,9 +86,8 @@ def train(shape: str, lengths: str, tokens: int, compiled: bool | str, name: str
     if compiled:
         if isinstance(model, ReLUFormerForConditionalGeneration):
             model.config.skip_logits = False  # which would end the graph
-        model.compile(
-            backend="inductor" if CUDA else "eager", mode="reduce-overhead" if CUDA and compiled == GRAPHS else None
-        )
+        mode = "reduce-overhead" if CUDA and compiled == GRAPHS else None
+        model.compile(fullgraph=True, backend="inductor" if CUDA else "eager", mode=mode)
     return trained_by(model, batch, translation.batch_facts(batch)["target_tokens"])
 
 
@@ -136,9 +135,15 @@ def together(contenders: tuple[str, ...], make: Callable[[str], Made]) -> dict[s
         for _ in range(3):
             made[name][0]()
 
-    peaks = {name: {"peak_gib": peak_bytes(partial(begin, name)) / 2**30} for name in contenders}
+    peaks, result = {}, {}
+    for name in contenders:
+        try:
+            peaks[name] = {"peak_gib": peak_bytes(partial(begin, name)) / 2**30}
+        except Exception as error:  # for want of memory, say; the others are compared without it
+            result[name] = failure(error)
+            made.pop(name, None)
+            release_memory()
     timing = timed({name: step for name, (step, _) in made.items()}, 0.2)
-    result = {}
     for name, (step, amount) in made.items():
         times = timing.summary(name)
         busy = kernel_times(step) if CUDA else {}

@@ -15,7 +15,7 @@ import torch
 from benchmarks import attention, translation
 from benchmarks.gpu import __main__ as program
 from benchmarks.gpu import attention as stage_attention
-from benchmarks.gpu import campaign, page
+from benchmarks.gpu import campaign, models, page, shares
 from benchmarks.measurement_file import ROOT
 
 # What the machine with the GPU lacks: importing one of them there would cost the stage.
@@ -103,8 +103,57 @@ def test_no_cell_is_begun_that_would_end_too_late_and_a_failure_costs_only_its_o
     assert campaign.run_stage("check", lambda: cells, options(tmp_path)) == 1
     failed, short, broken = json.loads((tmp_path / "check.json").read_text())["cells"]
     assert failed["failed"] == "RuntimeError: no kernel" and short["figure"] == 1.5 and "CUDA" in broken["failed"]
-    campaign.run_stage("check", lambda: cells, options(tmp_path))
-    assert json.loads((tmp_path / "check.json").read_text())["cells"][3]["figure"] == 2.5, "it goes on behind it"
+    cells[0] = cells[0]._replace(measure=lambda: {"figure": 3.5})
+    assert campaign.run_stage("check", lambda: cells, options(tmp_path)) == 1
+    done = json.loads((tmp_path / "check.json").read_text())["cells"]
+    figures = [(record["cell"]["name"], record.get("figure")) for record in done]
+    assert figures == [("short", 1.5), ("another time", 2.5), ("fails", 3.5), ("breaks the process", None)]
+
+
+def test_all_fails_where_a_stage_fails_or_is_killed(monkeypatch):
+    statuses, called = dict.fromkeys(program.STAGES, 0), []
+    monkeypatch.setattr(program, "_run_alone", lambda stage, given: called.append(stage) or statuses[stage])
+    for statuses["models"], expected in ((0, 0), (1, 1), (-9, 1)):
+        assert program.main(["all"]) == expected
+    assert called == [*program.STAGES] * 3
+
+
+def test_a_contender_that_fails_leaves_the_others_their_figures():
+    def make(name):
+        if name == "too large":
+            raise torch.OutOfMemoryError("no memory")
+        return (lambda: None), 7
+
+    names = ("first", "too large", "last")
+    group = {"task": "training"}, names, make, 12
+    measured = {cell.names["model"]: (cell.seconds, cell.measure()) for cell in models.cells_of([group])}
+    assert [seconds for seconds, _ in measured.values()] == [36, 0, 0]
+    assert measured["too large"][1] == {"failed": "OutOfMemoryError: no memory"}
+    assert all(measured[name][1]["a_second"] > 0 for name in ("first", "last"))
+
+
+def test_the_trainings_that_are_timed_are_those_of_their_names(monkeypatch):
+    built = []
+    monkeypatch.setattr(
+        models.translation, "training_step", lambda model, *given: built.append(model) or (lambda: None)
+    )
+    for share in (1.0, 0.5):
+        shares.train("quick", "quick", 64, shares.OF_SHARE.format(share))
+    assert [model.config.regularization_share for model in built] == [1.0, 0.5]
+    asked = {}
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module, **given: asked.update(given))
+    monkeypatch.setattr(models, "CUDA", True)
+    monkeypatch.setattr(models, "DEVICE", "cpu")
+    for compiled, mode in ((models.GRAPHS, "reduce-overhead"), (True, None)):
+        models.train("quick", "quick", 64, compiled, models.OURS)
+        assert asked == {"fullgraph": True, "backend": "inductor", "mode": mode}
+        assert not built[-1].config.skip_logits
+
+
+def test_an_empty_folder_gives_no_page(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(program, "PAGE", tmp_path / "GPU.md")
+    assert program.main(["page", "--output", str(tmp_path)]) == 2
+    assert "holds no results" in capsys.readouterr().err and not program.PAGE.exists()
 
 
 def test_operations_are_counted_as_in_the_literature():

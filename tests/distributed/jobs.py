@@ -136,6 +136,29 @@ def shard(folder: Path, rank: int, world: int) -> None:
         _assert_same_gradients(sharded, whole, 1e-6)
 
 
+def sample(folder: Path, rank: int, world: int) -> None:
+    """A share of the regulariser: processes that each see a part of the pairs, and draw with the same seed, have
+    together the gradients of one process that sees all."""
+    dist.init_process_group("gloo")
+    rows = tiny_pairs(12).to_list()
+    parts = [collate(rows[part::world]) for part in range(world)]
+    targets = sum(part["labels"].ne(-100).sum() for part in parts)
+    fields = {**NO_DROPOUT, "encoder_layers": 2, "regularization_weight": 0.1, "regularization_share": 0.25}
+    whole, cut = (tiny_model(**fields).train() for _ in range(2))
+    taken = set()
+    for update in range(4):
+        set_seed(update)
+        taken.add(drawn := whole.draw_modules())
+        for part in parts:
+            whole(**part, num_items_in_batch=targets, module_sample=drawn).loss.backward()
+        set_seed(update)
+        cut(**parts[rank], num_items_in_batch=targets).loss.backward()
+    assert len(taken) > 1
+    for parameter in cut.parameters():
+        dist.all_reduce(parameter.grad)
+    _assert_same_gradients(cut, whole, 1e-5)
+
+
 def tensor_parallel(folder: Path, rank: int, world: int) -> None:
     """A model that is cut into heads, columns and rows has the translations, the loss and the gradients of a whole
     one."""

@@ -48,6 +48,10 @@ def test_scores_of_translations_are_the_same_in_two_processes(jobs):
     assert one == two and all(scores["exact_match"] > 0 for scores in one)
 
 
+def test_processes_with_a_share_of_the_regulariser_have_the_gradients_of_one(tmp_path):
+    run_jobs(tmp_path, "sample", "2")
+
+
 def test_a_sharded_model_has_the_gradients_of_a_whole_one(tmp_path):
     run_jobs(tmp_path, "shard", "2")
 

@@ -82,10 +82,18 @@ def test_a_sample_that_is_drawn_within_breaks_the_graph_once_and_says_what_to_do
 
 def test_a_sample_of_another_model_or_in_evaluation_is_refused():
     model, batch = made(translation, 0.5)
-    with pytest.raises(ValueError, match="module_sample was given for 3 attention modules to a model of 6 in training"):
-        model(**batch, module_sample=ModuleSample.draw(0.5, 3))
+    for sample in (ModuleSample.draw(0.5, 3), ModuleSample((False,) * 6), [True] * 6):
+        with pytest.raises(ValueError, match=r"module_sample=.* does not fit a model of 6 .* in training"):
+            model(**batch, module_sample=sample)
+    sample = model.draw_modules()
+    for name, value in (("regularization_share", 1.0), ("regularization_weight", 0.0)):
+        before = getattr(model.config, name)
+        setattr(model.config, name, value)
+        with pytest.raises(ValueError, match=f"with .*{name}={value}"):
+            model(**batch, module_sample=sample)
+        setattr(model.config, name, before)
     with pytest.raises(ValueError, match="in evaluation, which takes all of them"):
-        model.eval()(**batch, module_sample=ModuleSample.draw(0.5, 6))
+        model.eval()(**batch, module_sample=sample)
 
 
 def step_inputs(model, written: int):

@@ -11,7 +11,7 @@ from reluformer import (
     ReLUFormerVisionConfig,
 )
 from reluformer.modeling_reluformer.layers_reluformer import ReLUFormerAttention
-from reluformer.modeling_reluformer.loss_reluformer import ModuleSample, module_sums
+from reluformer.modeling_reluformer.loss_reluformer import ModuleSample, module_sums, row_entropy
 
 from ..conftest import random_tokens, tiny_model
 from .test_loss import NO_DROPOUT, unequal_batch
@@ -126,14 +126,24 @@ def test_the_sums_of_a_module_stand_at_its_number(monkeypatch):
 
 def test_the_figures_of_a_pass_are_means_over_the_modules_drawn(monkeypatch):
     model, batch = made(language, 0.5)
+    for layer in model.model.layers[::2]:  # a head of every second module is dead
+        layer.self_attn.k_proj.weight.data[:8], layer.self_attn.k_proj.bias.data[:8] = 0, 0
     seen = []
-    monkeypatch.setattr(
-        "reluformer.modeling_reluformer.layers_reluformer.module_sums",
-        lambda row_sum, *args, **options: seen.append(row_sum.detach()) or module_sums(row_sum, *args, **options),
-    )
+
+    def watched(row_sum, row_sum_log, *args, **options):
+        seen.append((row_sum.detach(), row_sum_log.detach()))
+        return module_sums(row_sum, row_sum_log, *args, **options)
+
+    monkeypatch.setattr("reluformer.modeling_reluformer.layers_reluformer.module_sums", watched)
     output = model(**batch)
-    torch.testing.assert_close(output.attention_sum, seen[0][:, :, :, :-1].mean())  # the last position predicts nothing
-    assert len(seen[0]) == 3
+    row_sum, row_sum_log = (each[:, :, :, :-1] for each in seen[0])  # the last position predicts nothing
+    assert len(row_sum) == 3
+    torch.testing.assert_close(output.attention_sum, row_sum.mean())
+    torch.testing.assert_close(output.attention_entropy, row_entropy(row_sum, row_sum_log).mean())
+    dead = (row_sum == 0).to(row_sum.dtype).mean()
+    assert 0 < dead < 1
+    torch.testing.assert_close(output.dead_row_fraction, dead)
+    assert not any(output[name].requires_grad for name in ("attention_sum", "attention_entropy", "dead_row_fraction"))
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -182,3 +192,25 @@ def test_a_share_of_less_than_a_module_is_refused():
     for config in (ReLUFormerDecoderConfig, ReLUFormerVisionConfig):
         with pytest.raises(ValueError, match="less than one of the 2 attention modules"):
             config(regularization_share=0.4, num_hidden_layers=2)
+    ReLUFormerDecoderConfig(**RELU, regularization_share=1 / 49, num_hidden_layers=49)  # whose product is below 1
+
+
+@pytest.mark.parametrize(
+    ("share", "rule"), [(0, r"must lie in \(0, 1\]"), (1.5, r"must lie in"), (0.1, "less than one")]
+)
+def test_a_share_that_is_set_later_is_checked_when_modules_are_drawn(share, rule):
+    model, batch = made(translation, 0.5)
+    model.config.regularization_share = share
+    with pytest.raises(ValueError, match=f"regularization_share={share} .*{rule}"):
+        model(**batch)
+
+
+def test_a_share_of_no_regulariser_is_told(monkeypatch):
+    messages = []
+    monkeypatch.setattr("reluformer.modeling_reluformer.configuration_reluformer.logger.warning_once", messages.append)
+    ReLUFormerConfig(regularization_share=0.5), ReLUFormerConfig(regularization_weight=0.0)
+    assert not messages
+    ReLUFormerConfig(regularization_share=0.5, regularization_weight=0.0)
+    assert messages == [
+        "regularization_share=0.5 has no effect: it is a share of the regulariser, and regularization_weight is 0."
+    ]

@@ -256,14 +256,17 @@ def test_a_compiled_training_is_one_graph_for_each_draw_and_ends_with_the_same_w
         monkeypatch.setenv(f"ACCELERATE_DYNAMO_{name}", "no")
         monkeypatch.delenv(f"ACCELERATE_DYNAMO_{name}")
     sizes = {"encoder_layers": 2, "decoder_layers": 2, "regularization_share": 0.5, "regularization_weight": 0.1}
-    weights, losses = [], []
+    weights, losses, limits = [], [], []
     for options in ({}, {"torch_compile": True, "torch_compile_backend": "aot_eager"}):
-        trainer = tiny_trainer(tmp_path, tiny_model(**NO_DROPOUT, **sizes), max_steps=4, **options)
-        counters.clear()
-        trainer.train()
+        with torch._dynamo.config.patch(recompile_limit=8):
+            trainer = tiny_trainer(tmp_path, tiny_model(**NO_DROPOUT, **sizes), max_steps=4, **options)
+            limits.append(torch._dynamo.config.recompile_limit)
+            counters.clear()
+            trainer.train()
         weights.append(dict(trainer.accelerator.unwrap_model(trainer.model).named_parameters()))
         losses.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
     assert counters["stats"]["unique_graphs"] >= 2 and not counters["graph_break"]
+    assert limits == [8, 8 + 7]  # room for the samples of six modules
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(weights[1], weights[0], rtol=1e-3, atol=1e-4)
 
