@@ -345,14 +345,15 @@ class ReLUFormerAttention(nn.Module):
         heads: int,
         layer_idx: int | None = None,
         is_causal: bool = False,
-        qkv_bias: bool = True,
+        query_key_bias: bool = True,
         *,
         value_bias: bool | None = None,
         output_bias: bool = True,
         key_heads: int | None = None,
         head_dim: int | None = None,
     ) -> None:
-        """Defaults: value_bias as qkv_bias; key_heads as heads, a multiple of them; head_dim hidden_size / heads."""
+        """value_bias: default as query_key_bias. key_heads: of which heads is a multiple, default as heads. head_dim:
+        default hidden_size / heads."""
         super().__init__()
         self.config = config
         # Reading a configuration in every step of decoding takes longer than the attention of one token.
@@ -368,9 +369,9 @@ class ReLUFormerAttention(nn.Module):
         merged, keys = heads * self.head_dim, (key_heads or heads) * self.head_dim
         if keys < merged:
             self.num_key_value_groups = merged // keys  # by this name, the library's own functions find it
-        self.k_proj = nn.Linear(features, keys, bias=qkv_bias)
-        self.v_proj = nn.Linear(features, keys, bias=qkv_bias if value_bias is None else value_bias)
-        self.q_proj = nn.Linear(features, merged, bias=qkv_bias)
+        self.k_proj = nn.Linear(features, keys, bias=query_key_bias)
+        self.v_proj = nn.Linear(features, keys, bias=query_key_bias if value_bias is None else value_bias)
+        self.q_proj = nn.Linear(features, merged, bias=query_key_bias)
         self.out_proj = nn.Linear(merged, features, bias=output_bias)
         self.gate_proj = nn.Linear(features, merged) if config.attention_gate else None
         self.q_norm = nn.LayerNorm(self.head_dim) if config.attention_qk_norm else None

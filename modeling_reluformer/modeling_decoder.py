@@ -59,7 +59,7 @@ def make_layer(config: ReLUFormerDecoderConfig, layer_idx: int) -> ReLUFormerPre
         config.num_attention_heads,
         layer_idx,
         is_causal=True,
-        qkv_bias=config.query_key_bias,
+        query_key_bias=config.query_key_bias,
         value_bias=config.value_bias,
         output_bias=config.output_bias,
         key_heads=config.num_key_value_heads,

@@ -85,7 +85,7 @@ class ReLUFormerVisionEmbeddings(nn.Module):
 
 def make_layer(config: ReLUFormerVisionConfig, layer_idx: int) -> ReLUFormerPreNormLayer:
     """A new layer."""
-    attention = ReLUFormerAttention(config, config.num_attention_heads, layer_idx, qkv_bias=config.qkv_bias)
+    attention = ReLUFormerAttention(config, config.num_attention_heads, layer_idx, query_key_bias=config.qkv_bias)
     norm = partial(nn.LayerNorm, config.hidden_size, eps=config.layer_norm_eps)
     return ReLUFormerPreNormLayer(attention, ReLUFormerMLP(config, layer_idx), norm, config.hidden_dropout_prob)
 

@@ -130,6 +130,7 @@ def _reason_against_modules(model: PreTrainedModel) -> str | None:
             wanted = nn.Linear
         elif is_norm:
             wanted = nn.LayerNorm
+        # a training's own, see `training.run.divergence`, do nothing here
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
         if not all(hasattr(hook, "only_in_training") for hook in hooks) or type(module) is not wanted:
             return f"{name} is a {type(module).__name__}, perhaps with hooks"

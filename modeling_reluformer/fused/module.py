@@ -250,10 +250,11 @@ class ReLUAttention(nn.MultiheadAttention):
         self._check_inputs(query, key, value)
         if query_padding_mask is None and query is key:
             query_padding_mask = key_padding_mask
-        batched, heads = query.dim() == 3, self._project(query, key, value)
-        visibility, visible_keys = self._visible(heads, key_padding_mask, attn_mask, is_causal)
+        batched = query.dim() == 3
+        projected = self._project(query, key, value)
+        visibility, visible_keys = self._visible(projected, key_padding_mask, attn_mask, is_causal)
         result = attend_visible(
-            *heads,
+            *projected,
             visibility,
             visible_keys,
             self.settings,
@@ -261,7 +262,8 @@ class ReLUAttention(nn.MultiheadAttention):
             statistics="sum+entropy" if wanted else "none",
             weights_wanted=need_weights,
         )
-        output, weights = self.out_proj(result.output.transpose(1, 2).flatten(2)), None
+        output = self.out_proj(result.output.transpose(1, 2).flatten(2))
+        weights = None
         if need_weights:
             weights = result.weights.mean(1) if average_attn_weights else result.weights
             weights = weights if batched else weights.squeeze(0)
