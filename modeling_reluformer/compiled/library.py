@@ -39,11 +39,7 @@ def library(large: bool) -> Any | None:
 
     large: whether the call is large enough to gain by them, so that they are built if they do not exist.
     """
-    return _operators if _is_answered(large) else _settle(large)
-
-
-def _is_answered(large: bool) -> bool:
-    return _stage == _SETTLED or (_stage == _NONE_FOUND and not large)
+    return _operators if _stage == _SETTLED else _settle(large)
 
 
 def is_settled() -> bool:
@@ -54,7 +50,7 @@ def is_settled() -> bool:
 def _settle(large: bool) -> Any | None:
     global _stage, _operators
     with _lock:
-        if _is_answered(large):
+        if _stage == _SETTLED or (_stage == _NONE_FOUND and not large):
             return _operators
         off = os.environ.get(VARIABLE) == "0"
         if not off and _stage == _BEGINNING:

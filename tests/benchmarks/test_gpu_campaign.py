@@ -249,7 +249,7 @@ def test_the_page_judges_goals_by_the_files_and_names_what_failed(tmp_path, monk
         "| pass | heads of | causal | ReLU over FlashAttention-2 | ReLU over cuDNN | ReLU with S and T over "
         "FlashAttention-2 |",
         "| forward and backward | 128 | no | 1.60 | – | 1.33 | – |",
-        "Generation was measured before",
+        "Generation now computes",
         "a card, 16 cores; commit 0123456789ab, 2026-11-26;",
         "| 128 | no | 0.0 | 16,384 | 400 | 333.3 | 250 |",
         "- cuDNN is left out: no kernel",

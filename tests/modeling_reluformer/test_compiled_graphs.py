@@ -43,7 +43,7 @@ def test_nothing_breaks_the_graph_of_a_pass_in_training(make):
     assert (found.graph_count, found.graph_break_count) == (1, 0), found.break_reasons
 
 
-@pytest.mark.parametrize("make", MODELS)
+@pytest.mark.parametrize("make", [vision, *(pytest.param(make, marks=pytest.mark.slow) for make in MODELS[:2])])
 def test_each_sample_is_a_graph_that_computes_the_statistics_of_its_modules_alone(make):
     needs_compiled_library()  # whose operator is asked for the statistics
     model, batch = made(make, 0.25 if make is not vision else 0.5)

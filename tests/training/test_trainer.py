@@ -250,6 +250,7 @@ def test_training_and_evaluation_skip_the_logits(tmp_path, monkeypatch):
     assert seen == [True] * len(seen) and len(seen) > 2
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_compiled_training_is_one_graph_for_each_draw_and_ends_with_the_same_weights(tmp_path, monkeypatch):
     for name in ("BACKEND", "MODE", "USE_FULLGRAPH"):  # the Trainer's arguments set them for the whole process
