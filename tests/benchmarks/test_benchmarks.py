@@ -15,7 +15,7 @@ from benchmarks.avx2 import HELD_TO_AVX2
 from benchmarks.measurement_file import RESULTS, Benchmark, read_result
 
 # Each takes several seconds; the others run the same code.
-SLOW = {"attention", "end-to-end", "decoder"}
+SLOW = {"attention", "attention-avx2", "end-to-end", "decoder"}
 NAMES = [
     pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
     for name in BENCHMARKS

@@ -1,8 +1,8 @@
 """As a program: the runs of several processes that the tests of this folder look at, all forked from one that has
 imported.
 
-python -m tests.distributed.jobs FOLDER            the jobs that one process and two do alike
-python -m tests.distributed.jobs FOLDER shard 2    one job, here in two processes
+python -m tests.distributed.jobs FOLDER            the jobs that one process and two do alike, and those of two alone
+python -m tests.distributed.jobs FOLDER train 4    one job, here in four processes
 """
 
 import faulthandler
@@ -219,7 +219,9 @@ def _process(job: Callable[[Path, int, int], None], folder: Path, rank: int, wor
 
 
 def run(job: Callable[[Path, int, int], None], folder: Path, world: int) -> None:
-    """Runs a job in `world` processes and waits for them; exits if one of them failed, whose traceback is on stderr."""
+    """Runs a job in `world` processes and waits for them; exits if one of them failed, whose traceback is on stderr.
+
+    Leaves a file JOB-WORLD.done in the folder."""
     with socket.socket() as any_port:
         any_port.bind(("127.0.0.1", 0))
         port = any_port.getsockname()[1]
@@ -231,6 +233,7 @@ def run(job: Callable[[Path, int, int], None], folder: Path, world: int) -> None
         process.join()
     if any(process.exitcode for process in processes):
         sys.exit(f"{job.__name__} in {world} processes failed")
+    (folder / f"{job.__name__}-{world}.done").touch()
 
 
 if __name__ == "__main__":
@@ -242,3 +245,5 @@ if __name__ == "__main__":
     for job in (train, go_on, translate):
         for world in (1, 2):
             run(job, target, world)
+    for job in (sample, shard, *[tensor_parallel] * HAS_TENSOR_PARALLELISM):
+        run(job, target, 2)

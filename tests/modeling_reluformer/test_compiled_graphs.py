@@ -16,6 +16,12 @@ from .cases import needs_compiled_library
 from .test_sampled_regularizer import language, losses_and_gradients, made, translation, vision
 
 MODELS = [translation, language, vision]
+# Each layer is traced anew, for a second or more.
+FEW_LAYERS = {
+    translation: {"encoder_layers": 1, "decoder_layers": 1},
+    language: {"num_hidden_layers": 2},
+    vision: {"num_hidden_layers": 2},
+}
 
 
 class Counting:
@@ -35,10 +41,10 @@ class Counting:
 
 @pytest.mark.parametrize("make", MODELS)
 def test_nothing_breaks_the_graph_of_a_pass_in_training(make):
-    model, batch = made(make, 1.0)
+    model, batch = made(make, 1.0, **FEW_LAYERS[make])
     found = torch._dynamo.explain(model)(**batch)
     assert (found.graph_count, found.graph_break_count) == (1, 0), found.break_reasons
-    model, batch = made(make, 0.5)
+    model, batch = made(make, 0.5, **FEW_LAYERS[make])
     found = torch._dynamo.explain(model)(**batch, module_sample=model.draw_modules())
     assert (found.graph_count, found.graph_break_count) == (1, 0), found.break_reasons
 
@@ -46,7 +52,7 @@ def test_nothing_breaks_the_graph_of_a_pass_in_training(make):
 @pytest.mark.parametrize("make", [vision, *(pytest.param(make, marks=pytest.mark.slow) for make in MODELS[:2])])
 def test_each_sample_is_a_graph_that_computes_the_statistics_of_its_modules_alone(make):
     needs_compiled_library()  # whose operator is asked for the statistics
-    model, batch = made(make, 0.25 if make is not vision else 0.5)
+    model, batch = made(vision, 0.5, **FEW_LAYERS[vision]) if make is vision else made(make, 0.25)
     model, batch = (
         model.float(),
         {name: value.float() if value.is_floating_point() else value for name, value in batch.items()},
@@ -67,7 +73,7 @@ def test_each_sample_is_a_graph_that_computes_the_statistics_of_its_modules_alon
 
 
 def test_a_sample_that_is_drawn_within_breaks_the_graph_once_and_says_what_to_do():
-    model, batch = made(translation, 0.5)
+    model, batch = made(translation, 0.5, **FEW_LAYERS[translation])
     with pytest.raises(torch._dynamo.exc.Unsupported, match=r"give forward a module_sample: model.draw_modules\(\)"):
         torch.compile(model, fullgraph=True, backend="eager")(**batch)
     found = torch._dynamo.explain(model)(**batch)

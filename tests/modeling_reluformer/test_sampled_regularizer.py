@@ -27,7 +27,7 @@ def translation(share: float, **fields):
 
 def language(share: float, **fields):
     sizes = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 6, "num_attention_heads": 2}
-    config = ReLUFormerDecoderConfig(**sizes, **RELU, regularization_share=share, **fields)
+    config = ReLUFormerDecoderConfig(**{**sizes, **fields}, **RELU, regularization_share=share)
     tokens = random_tokens(2, 9)
     return ReLUFormerForCausalLM(config), {"input_ids": tokens, "labels": tokens}
 
@@ -35,7 +35,7 @@ def language(share: float, **fields):
 def vision(share: float, **fields):
     sizes = {"hidden_size": 16, "num_hidden_layers": 6, "num_attention_heads": 2, "intermediate_size": 16}
     images = {"image_size": 8, "patch_size": 4, "num_channels": 1, "num_labels": 3}
-    config = ReLUFormerVisionConfig(**sizes, **images, **RELU, regularization_share=share, **fields)
+    config = ReLUFormerVisionConfig(**{**sizes, **fields}, **images, **RELU, regularization_share=share)
     pixels = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     return ReLUFormerForImageClassification(config), {"pixel_values": pixels, "labels": torch.tensor([0, 2])}
 
