@@ -157,7 +157,9 @@ TRANSLATE = """
 """
 
 
-@pytest.mark.parametrize("name", shipped_models())
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if at else []) for at, name in enumerate(shipped_models())]
+)
 def test_a_model_of_the_package_has_no_code_and_its_published_copy_has_the_source(name, tmp_path):
     folder, copy, text = located(name), tmp_path / name, "Tom ist in Berlin 1997."
     assert not [*folder.glob("*.py")] and "auto_map" not in json.loads((folder / "config.json").read_text())

@@ -92,6 +92,15 @@ void forward_few(const Kernels<Scalar, Number>& kernels, const WorkItem& item, c
   }
 }
 
+// Rows (queries, dims) · a tile of keys or values (dims, keys): the scores, or the gradient of the weights.
+template <typename Scalar, typename Number>
+void multiply_by_keys(const Kernels<Scalar, Number>& kernels, const Tile& tile,
+                      const std::type_identity_t<Matrix<const Number>>& rows, const KeyTiles<Number>& keys,
+                      int64_t index, float* to) {
+  multiply(kernels,
+           {tile.rows, tile.columns, keys.padded_dims, rows, keys.transposed_factor(index), {to, tile.layout}, false});
+}
+
 template <typename Scalar, typename Number>
 void forward_item(const Kernels<Scalar, Number>& kernels, const WorkItem& item, const Call& call,
                   const Inputs<Scalar>& in, const Outputs<Scalar>& out) {
@@ -138,13 +147,7 @@ void forward_item(const Kernels<Scalar, Number>& kernels, const WorkItem& item, 
     for (int64_t index = first_tile; index < end_tile; ++index) {
       const Tile tile = tile_of(item, call, rows, keys, index, real_keys, row_keys);
       const Matrix<Number> tile_weights{weights, tile.layout};
-      multiply(kernels, {tile.rows,
-                         tile.columns,
-                         keys.padded_dims,
-                         queries,
-                         keys.transposed_factor(index),
-                         {scores, tile.layout},
-                         false});
+      multiply_by_keys(kernels, tile, queries, keys, index, scores);
       kernels.weigh[call.activation](tile, scores, weights, call.statistics > 0 ? sums : nullptr,
                                      call.statistics > 1 ? sums_log : nullptr);
       multiply(kernels, {tile.rows, values.padded_dims, tile.columns, tile_weights, values.factor(index), outputs,
@@ -260,20 +263,8 @@ void backward_item(const Kernels<Scalar, Number>& kernels, const WorkItem& item,
     const Matrix<float> grad_queries{grad_query, kernels.layout({rows.padded, keys.padded_dims})};
     for (int64_t index = first_tile; index < end_tile; ++index) {
       const Tile tile = tile_of(item, call, rows, keys, index, real_keys, row_keys);
-      multiply(kernels, {tile.rows,
-                         tile.columns,
-                         keys.padded_dims,
-                         queries,
-                         keys.transposed_factor(index),
-                         {scores, tile.layout},
-                         false});
-      multiply(kernels, {tile.rows,
-                         tile.columns,
-                         values.padded_dims,
-                         incomings,
-                         values.transposed_factor(index),
-                         {gradient, tile.layout},
-                         false});
+      multiply_by_keys(kernels, tile, queries, keys, index, scores);
+      multiply_by_keys(kernels, tile, incomings, values, index, gradient);
       kernels.differentiate[call.activation](tile, scores, gradient, rho, tau, weights, rows_of_gradient, pairs);
       const Matrix<Number> as_rows{rows_of_gradient, tile.layout}, as_pairs{pairs, tile.layout},
           weight_pairs{weights, tile.layout};

@@ -2,6 +2,7 @@
 one line."""
 
 import logging
+import os
 import runpy
 import shutil
 import sys
@@ -39,6 +40,14 @@ def fresh(monkeypatch, tmp_path):
 def forget(monkeypatch):
     for name, value in {"_stage": library._BEGINNING, "_operators": None, "loaded_from": None}.items():
         monkeypatch.setattr(library, name, value)
+
+
+@needs_compiler
+@pytest.mark.skipif(os.environ.get(library.VARIABLE) == "0", reason="switched off")
+def test_the_sources_of_the_package_compile(caplog):
+    """Where they do not, all other tests of the library are skipped."""
+    library.library(large=True)
+    assert library.loaded_from is not None, caplog.messages
 
 
 def test_the_name_tells_sources_flags_machine_and_torch_apart(tmp_path, monkeypatch):
