@@ -370,17 +370,11 @@ class Translator:
             self._say(f"translated by `generate`{instead}: {reason}.", options)
             return None
         self._computed = options.compute
-        weights = [*self.model.parameters(), *self.model.buffers()]
-        # a tensor of inference mode counts no changes, and a fused optimizer tells of none: biases and norms do
-        versions = [(weight.data_ptr(), None if weight.is_inference() else weight._version) for weight in weights]
-        told = float(torch.cat([torch.empty(0), *(weight for weight in weights if weight.dim() == 1)]).double().sum())
-        config, generation = self.model.config, self.model.generation_config
-        scales = config.attention_scaling, config.attention_gamma, config.attention_alpha
-        versions += [(told, scales, generation.eos_token_id, generation.decoder_start_token_id)]
-        of_versions, fast = self._fast.get(self._computed, (None, None))
-        if of_versions != versions:
+        state = _state_of(self.model)
+        made_of, fast = self._fast.get(self._computed, (None, None))
+        if made_of != state:
             fast = FastTranslationModel(self.model, self._computed)
-            self._fast[self._computed] = versions, fast
+            self._fast[self._computed] = state, fast
         return fast
 
     def _say(self, line: str, options: Options) -> None:
@@ -400,6 +394,17 @@ class Translator:
                 yield
         finally:
             self.model.train(training)
+
+
+def _state_of(model: PreTrainedModel) -> list[tuple]:
+    """What a `FastTranslationModel` copies of a model: it differs as soon as one of these has changed."""
+    config, generation, weights = model.config, model.generation_config, [*model.parameters(), *model.buffers()]
+    # a tensor of inference mode counts no changes, and a fused optimizer tells of none: biases and norms do
+    versions = [(weight.data_ptr(), None if weight.is_inference() else weight._version) for weight in weights]
+    vectors = [weight for weight in weights if weight.dim() == 1]
+    total = float(torch.cat([torch.empty(0), *vectors]).double().sum())
+    scales = config.attention_scaling, config.attention_gamma, config.attention_alpha
+    return [*versions, (total, scales, generation.eos_token_id, generation.decoder_start_token_id)]
 
 
 def _pieces(sources: list[Source], part: range) -> dict[_Key, list[int]]:
