@@ -41,7 +41,7 @@ MEASURED_PAIRS = 20_000
 LONGEST = 2_048
 SIDES = ("source", "target")
 
-# From a model that is there: a quarter of the rate that those of the package were trained with.
+# From a model that is there: a quarter of the rate with which those of the package began.
 FINE_TUNING_RATE, FINE_TUNING_PASSES, FINE_TUNING_UPDATES = 0.0005, 20, (100, 5_000)
 FINE_TUNING_BATCH = 4_096  # tokens
 

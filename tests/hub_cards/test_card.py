@@ -307,7 +307,7 @@ def test_what_a_person_says_is_kept_by_later_cards(bare):
 
 DECODERS = {
     "llama_relu": (
-        "4 heads that share 2 of keys",
+        "4 heads on 2 key-value heads",
         "gated FFN 40 with `relu`",
         "RMSNorm before each block and at the end, rotary positions",
         "Made for contexts of 40 tokens: longer ones are not refused",
