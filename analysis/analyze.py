@@ -72,6 +72,7 @@ def analyze(options: AnalysisOptions) -> Analysed:
     config = {name: value for name, value in subject.model.config.to_dict().items() if name.startswith("attention_")}
     facts = {"model": {"name": options.model, "config": config}, "device": str(subject.model.device), **subject.facts}
     done = Analysed(notes=list(subject.notes))
+    done.notes += [f"{name} is left out: it needs {needs}" for name, needs in lacking.items()]
     for name in (name for name in names if name not in lacking):
         module, function = ANALYSES[name][0].split(".")
         try:

@@ -25,9 +25,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from reluformer.analysis.analyses import DOCUMENTS, INPUT, MODEL, NEEDS, PAIRS, TEXT
+from reluformer.analysis.analyses import ANALYSES, DOCUMENTS, INPUT, MODEL, NEEDS, PAIRS, TEXT
 from reluformer.analysis.collection import Batch, pair_batch, text_batch
-from reluformer.configuration.errors import UserError
+from reluformer.configuration.errors import UserError, one_line
 from reluformer.configuration.recipe_parser import load_recipe
 from reluformer.training.data.corpus import CorpusReport, has_split, load_split, read_parallel_files
 from reluformer.training.data.documents import PackedDocuments, pack_documents
@@ -124,7 +124,12 @@ def read_subject(options: AnalysisOptions) -> Subject:
 def _read_pairs(options: AnalysisOptions) -> Subject:
     model, tokenizer = load_model_and_tokenizer(options.model)
     model.to(device_of(options.device)).eval()
-    loaded = _read_lines(options)
+    try:
+        loaded = _read_lines(options)
+    except UserError as error:
+        if options.text is not None or "all" not in options.what:
+            raise
+        return Subject(model, tokenizer=tokenizer, notes=[f"the run's own test split is left out: {error}"])
     if loaded is None:
         return Subject(model, tokenizer=tokenizer)
     lines, max_length, report = loaded
@@ -174,6 +179,8 @@ def _read_lines(options: AnalysisOptions) -> tuple[datasets.Dataset, int | None,
         target = options.target_text or options.text
         lines, report = read_parallel_files(options.text, target, name="text", documents=options.documents)
         return lines if options.target_text else lines.remove_columns("target"), options.max_length, report
+    if all(name in ANALYSES and ANALYSES[name][1] == MODEL for name in options.what):
+        return None
     recipe = Path(options.model) / RECIPE_FILE
     data = load_recipe(recipe).data if recipe.is_file() else None
     if data is None or not has_split(data, "test"):
@@ -241,12 +248,14 @@ def _read_pictures(options: AnalysisOptions) -> Subject:
     model.to(device_of(options.device)).eval()
     if options.images is None:
         return Subject(model)
-    known = Image.registered_extensions()
-    files = sorted(file for file in Path(options.images).expanduser().rglob("*") if file.suffix.lower() in known)
+    known = Image.registered_extensions()  # also of what Pillow can only write
+    files = [
+        file for file in Path(options.images).expanduser().rglob("*") if known.get(file.suffix.lower()) in Image.OPEN
+    ]
     if not files:
         raise UserError(f"--images: {options.images!r} holds no pictures; give a folder of picture files")
     facts = {"images": options.images, "pictures": len(files)}
-    batches = partial(_picture_batches, files, options.model, model)
+    batches = partial(_picture_batches, sorted(files), options.model, model)
     return Subject(model, INPUT, batches=batches, facts={"pictures": facts})
 
 
@@ -256,7 +265,14 @@ def _picture_batches(files: list[Path], name: str, model: PreTrainedModel) -> It
     processor = AutoImageProcessor.from_pretrained(name, trust_remote_code=False)
     grey = getattr(model.config, "num_channels", 3) == 1
     for start in tqdm(range(0, len(files), BATCH_PICTURES), desc="analysing", unit="batch", leave=False, disable=None):
-        images = map(Image.open, files[start : start + BATCH_PICTURES])
-        loaded = [np.array(each.convert("L"))[..., None] if grey else each.convert("RGB") for each in images]
+        loaded = [_picture(file, grey) for file in files[start : start + BATCH_PICTURES]]
         pixels = processor(images=loaded, return_tensors="pt")["pixel_values"]
         yield Batch({"pixel_values": pixels.to(model.device, model.dtype)})
+
+
+def _picture(file: Path, grey: bool) -> np.ndarray | Image.Image:
+    try:
+        with Image.open(file) as image:
+            return np.array(image.convert("L"))[..., None] if grey else image.convert("RGB")
+    except (OSError, SyntaxError) as error:  # Pillow calls a broken PNG a SyntaxError
+        raise UserError(f"--images: {file} cannot be read ({one_line(error)}); take it out of the folder") from error

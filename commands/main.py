@@ -50,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A file would hold every state of their bars. The libraries read this when they are imported.
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    if argv is None and not sys.stdout.isatty() and "PYTHONIOENCODING" not in os.environ:
+        sys.stdout.reconfigure(encoding="utf-8")  # as texts are read, whatever the locale
     status = exit_status(partial(_run, list(sys.argv[1:] if argv is None else argv)))
     if argv is None and "WORLD_SIZE" in os.environ:
         from reluformer.training.run.interruptions import end_worker

@@ -30,6 +30,7 @@ REPLACED_ARGUMENTS = {
     "generation_num_beams": "set evaluation.num_beams",
     "generation_config": "set evaluation.num_beams and evaluation.length_penalty",
     "push_to_hub": "publish the run when it is finished, by `reluformer publish`",
+    "save_on_each_node": "the processes of all machines share the run folder",
     "use_liger_kernel": "Liger has no kernels for this model",
     "enable_jit_checkpoint": "SIGTERM ends a run with a checkpoint already",
     "batch_eval_metrics": _NO_PREDICTIONS,
@@ -200,7 +201,8 @@ def _of_averaging(recipe: Recipe) -> Iterator[str]:
     wanted, training = recipe.averaging.last_checkpoints, recipe.training
     if wanted < 2:
         return
-    if training.save_strategy == "no" or 0 < training.max_steps < training.save_steps:
+    too_seldom = training.save_strategy == "steps" and 0 < training.max_steps < training.save_steps
+    if training.save_strategy == "no" or too_seldom:
         yield (
             f"averaging.last_checkpoints: {wanted}, but the run writes no checkpoint before the last update "
             f"(training.save_steps {training.save_steps}); save more often, or leave it out"

@@ -76,7 +76,13 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?[\d.]+[eE][-+]?\d+$"), [*"-+.0123456789"])
+class _Dumper(yaml.SafeDumper):
+    """Quotes a text that either loader, YAML's own or the one above, would read as something else."""
+
+
+for _reader in (_Loader, _Dumper):
+    _pattern = re.compile(r"[-+]?[\d.]+[eE][-+]?\d+$")
+    _reader.add_implicit_resolver("tag:yaml.org,2002:float", _pattern, [*"-+.0123456789"])
 
 
 def _plain_values(text: str | bytes, where: str) -> Any:
@@ -318,4 +324,4 @@ def recipe_text(recipe: Recipe) -> str:
 
 def yaml_text(says: dict[str, Any]) -> str:
     """What a recipe says, as the text of its file."""
-    return yaml.safe_dump(says, sort_keys=False, allow_unicode=True, width=120)
+    return yaml.dump(says, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)

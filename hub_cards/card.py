@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig
 from reluformer.configuration.scores import SCORES, TOLD_SCORES, Score
 from reluformer.hub_cards.model_folder import ModelFolder, is_number
 from reluformer.modeling_reluformer.fused.activations import ACTIVATIONS
+from reluformer.records.records import write_whole
 from reluformer.records.redaction import last_part, public_text
 from reluformer.training.run.run_folder import CARD_FILE
 
@@ -79,7 +80,7 @@ def render_card(
 def write_card(folder: str | Path, **options: Any) -> Path:
     """Writes `render_card` to README.md in the folder, over an older card, and returns its path."""
     path = Path(folder) / CARD_FILE
-    path.write_text(render_card(folder, **options), encoding="utf-8")
+    write_whole(path, render_card(folder, **options))  # a card marks a run as finished
     return path
 
 

@@ -96,7 +96,7 @@ def write_kernel(folder: str | Path, *, repo_id: str = DEFAULT_REPO_ID) -> Path:
     with new_folder(folder) as target:
         for path, text in files.items():
             (target / path).parent.mkdir(parents=True, exist_ok=True)
-            (target / path).write_text(text, encoding="utf-8")
+            (target / path).write_text(text, encoding="utf-8", newline="\n")  # the digests are of these bytes
     return Path(folder)
 
 

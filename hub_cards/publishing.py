@@ -12,14 +12,14 @@ from pathlib import Path
 
 import transformers
 from huggingface_hub import HfApi, get_token
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+from huggingface_hub.errors import HFValidationError, HTTPError, OfflineModeIsEnabled  # HTTPError: no connection, too
 from huggingface_hub.utils import filter_repo_objects
 from transformers.dynamic_module_utils import custom_object_save, get_relative_import_files
 
 from reluformer.configuration.errors import UserError, one_line
 from reluformer.hub_cards.card import PICTURES, render_card
 from reluformer.hub_cards.model_folder import ModelFolder
-from reluformer.records.records import new_folder
+from reluformer.records.records import new_folder, write_whole
 from reluformer.records.redaction import public_values, without_secrets
 from reluformer.training.run.run_folder import CARD_FILE, RECORD_FILE, is_finished
 from reluformer.translating.loading import MODEL_CLASSES, load_model_config, load_tokenizer, load_whole
@@ -34,6 +34,7 @@ PUBLISHED = (
     "model.safetensors.index.json",
     "model-?????-of-?????.safetensors",
     "tokenizer.json",
+    "tokenizer.model",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -89,7 +90,7 @@ def publish(
         return None
     if not get_token():
         raise UserError("no token for the Hub: make one with write access, then run `hf auth login` or set HF_TOKEN")
-    (model.path / CARD_FILE).write_text(card, encoding="utf-8")
+    write_whole(model.path / CARD_FILE, card)
     url = _upload(model, repo_id, [*names, CARD_FILE], private)
     print(f"published: {url}")
     return url
@@ -110,7 +111,7 @@ def _upload(model: ModelFolder, repo_id: str, names: Sequence[str], private: boo
             commit_message=f"Publish {model.recipe.get('name') or repo_id.split('/')[-1]}",
             commit_description=f"With reluformer {version('reluformer')}.",
         )
-    except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled) as error:
+    except (HTTPError, HFValidationError, OfflineModeIsEnabled) as error:
         raise UserError(f"{repo_id}: {one_line(error)}; then run the same command again") from error
     return str(commit.commit_url)
 

@@ -144,6 +144,8 @@ def new_folder(path: str | Path) -> Iterator[Path]:
         filled = Path(partial) / path.name
         filled.mkdir()
         yield filled
+        if path.is_dir():
+            path.rmdir()  # Windows replaces no folder
         os.replace(filled, path)
 
 

@@ -22,8 +22,12 @@ _SECRETS = (
     (re.compile(_GIVEN + r"""(?:(["'])(?:(?!\2).)*\2|["']?[^\s"',;}]+)"""), rf"\1\2{HIDDEN}\2"),
 )
 _END = r"[^\s\"'`,;|()<>\[\]{}]"  # what a path in a text does not end with
-_PATH = re.compile(
-    rf"(?<![\w.~/\\<>{HIDDEN}-])(?:(?:file://|~[\w.-]*|(?:\.\./)*\.\.)?/[\w.{HIDDEN}]{_END}*|[A-Za-z]:[\\/]{_END}+)"
+_START = rf"(?:(?:file://|~[\w.-]*|(?:\.\./)*\.\.)?/[\w.{HIDDEN}]|[A-Za-z]:[\\/](?={_END}))"
+_PATH = re.compile(rf"(?<![\w.~/\\<>{HIDDEN}-]){_START}{_END}*")
+# Those that may hold spaces: a whole value, and one within quotes, perhaps the value of an option.
+_WHOLE_PATH = re.compile(rf"{_START}[^:;\n]*")
+_QUOTED_PATH = re.compile(
+    rf"""(?P<quote>["'])(?P<option>(?:--?[\w.-]+=)?)(?P<path>{_START}(?:(?!(?P=quote)).)*)(?P=quote)"""
 )
 
 
@@ -38,11 +42,17 @@ def public_text(text: str) -> str:
     """A text or command without secrets, and without the folders of paths that are absolute or lead out of the current
     one."""
 
-    def hidden(match: re.Match) -> str:
-        name = last_part(match[0])
+    def hidden(path: str) -> str:
+        name = last_part(path)
         return name if name == HIDDEN else f"{HIDDEN}/{name}"
 
-    return _PATH.sub(hidden, without_secrets(text))
+    def quoted(match: re.Match) -> str:
+        return f"{match['quote']}{match['option']}{hidden(match['path'])}{match['quote']}"
+
+    text = without_secrets(text)
+    if _WHOLE_PATH.fullmatch(text):
+        return hidden(text)
+    return _PATH.sub(lambda match: hidden(match[0]), _QUOTED_PATH.sub(quoted, text))
 
 
 def last_part(path: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from reluformer.records.progress import say
 from reluformer.records.records import peak_memory, run_record, write_json
 from reluformer.training.averaging import average_checkpoints
 from reluformer.training.data.corpus import has_split
-from reluformer.training.run.checkpoints import best_update, saved_processes
+from reluformer.training.run.checkpoints import best_update, saved_processes, set_aside
 from reluformer.training.run.divergence import DivergenceWatch
 from reluformer.training.run.interruptions import orderly_end, resumes_at
 from reluformer.training.run.model_building import build_model, keyed, require_trainable
@@ -185,8 +186,11 @@ def _average(trainer: ReLUFormerTrainer, last_checkpoints: int) -> list[str]:
         return []
     trainer.accelerator.wait_for_everyone()  # until the main process has written the last of them
     weights, folders = average_checkpoints(trainer.args.output_dir, last_checkpoints, trainer.state.global_step)
+    model = trainer.accelerator.unwrap_model(trainer.model)
     # Files hold a tied tensor once; the other names of it follow by themselves.
-    trainer.accelerator.unwrap_model(trainer.model).load_state_dict(weights, strict=False)
+    loaded = model.load_state_dict(weights, strict=False)
+    if lost := {*loaded.unexpected_keys, *loaded.missing_keys} - {*model.all_tied_weights_keys}:
+        raise RuntimeError(f"the averaged checkpoints and the model differ in {', '.join(sorted(lost))}")
     names = [folder.name for folder in folders]
     say(f"weights: the mean of {', '.join(names)}")
     return names
@@ -202,8 +206,7 @@ def _write_record(
     is_same = (before.get("updates"), before.get("averaged_checkpoints")) == (state.global_step, averaged)
     if is_same and not recipe.training.resume_from_checkpoint:
         return  # all was trained before, and only the evaluation was interrupted: nothing new was measured
-    for measured in (*recipe.run_folder.glob("evaluation.*.json"), *recipe.run_folder.glob("translations.*.tsv")):
-        measured.unlink()  # of other weights
+    _remove_measurements(recipe.run_folder)
     history, best = state.log_history, None if averaged else best_update(recipe.training, state)
     record = {
         **run_record(None, recipe.name, recipe.training.seed),
@@ -225,6 +228,14 @@ def _write_record(
     write_json(path, record if resume_from is None else {**record, "resumed_from": str(resume_from)})
 
 
+def _remove_measurements(folder: Path) -> None:
+    """Removes what was measured of other weights: scores, translations and analyses."""
+    for measured in (*folder.glob("evaluation.*.json"), *folder.glob("translations.*.tsv")):
+        measured.unlink()
+    if (analyses := folder / "analysis").is_dir():
+        shutil.rmtree(set_aside(analyses))
+
+
 def _mean_target_tokens(history: list[dict[str, float]]) -> dict[str, float | None]:
     """The means over all updates that were logged, None without any: a log holds those since the log before it."""
     tokens, seconds, update = 0.0, 0.0, 0
@@ -243,7 +254,8 @@ def _evaluate(recipe: Recipe, trainer: ReLUFormerTrainer, corpus: PreparedCorpus
     if is_sharded(trainer.args):
         model = load_whole(ReLUFormerForConditionalGeneration, recipe.run_folder).to(trainer.args.device)
     else:
-        model = trainer.accelerator.unwrap_model(trainer.model)
+        # without autocast: `reluformer evaluate` computes in float32, too
+        model = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
     names = ("num_beams", "length_penalty", "batch_tokens", "long_sources")
     translator = Translator(model, corpus.tokenizer, **{name: getattr(evaluation, name) for name in names})
     scores = {split: evaluate_split(recipe, split, translator, corpus.read[split]) for split in evaluation.splits}

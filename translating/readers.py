@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
 import codecs
+import gzip
 import io
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -38,13 +41,8 @@ def text_lines(path: Path | BinaryIO) -> Iterator[str]:
     Raises:
         UserError: a file that cannot be read or decompressed, or that is no text in UTF-8.
     """
-    import pyarrow as pa  # here, since it takes a third of a second, which `--help` need not wait for
-
     try:
-        opened = path
-        if isinstance(path, Path):  # pyarrow seeks in a file, which a pipe such as /dev/stdin does not allow
-            opened = pa.input_stream(str(path)) if path.suffix in COMPRESSED_SUFFIXES else path.open("rb")
-        with io.BufferedReader(opened) as stream:
+        with io.BufferedReader(_opened(path) if isinstance(path, Path) else path) as stream:
             if b"\0" in stream.peek(_HEAD_BYTES)[:_HEAD_BYTES]:
                 raise UserError(
                     f"{path}: holds NUL bytes, as UTF-16 and compressed files do; expected text in UTF-8, or a name "
@@ -54,8 +52,16 @@ def text_lines(path: Path | BinaryIO) -> Iterator[str]:
             for number, line in enumerate(stream):
                 line = line if number else line.removeprefix(codecs.BOM_UTF8)
                 yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8", "surrogateescape")
-    except OSError as error:
+    except (OSError, EOFError, zlib.error) as error:  # the latter two where a compressed file is cut off or damaged
         raise UserError(f"{path}: cannot be read ({one_line(error)}); fetch or compress the file again") from error
+
+
+def _opened(path: Path) -> BinaryIO:
+    if path.suffix == ".zst":
+        import pyarrow  # which the extra `train` brings; Python itself reads these from 3.14 on
+
+        return pyarrow.input_stream(str(path))
+    return {".gz": gzip.open, ".bz2": bz2.open}.get(path.suffix, open)(path, "rb")
 
 
 def is_unicode(text: str) -> bool:

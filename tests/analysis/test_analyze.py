@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 import warnings
 
@@ -14,7 +15,7 @@ from PIL import Image
 from benchmarks.studies.pictures import image_processor
 from reluformer import ReLUFormerForImageClassification, ReLUFormerVisionConfig
 from reluformer.analysis import inputs
-from reluformer.analysis.analyses import ANALYSES, INPUT, NEEDS, TEXT
+from reluformer.analysis.analyses import ANALYSES, INPUT, MODEL, NEEDS, TEXT
 from reluformer.analysis.inputs import pair_batches
 from reluformer.commands import main as cli
 from reluformer.translating.translation import Translator
@@ -133,6 +134,21 @@ def test_all_of_a_run_are_taken_on_its_test_split(undrawn, capsys, folder, pairs
     assert result(run_folder / "analysis", "entropy")["table"] == result(tmp_path, "entropy")["table"]
 
 
+def test_a_run_without_its_corpus_has_the_analyses_of_the_model_alone(undrawn, capsys, folder, tmp_path):
+    run_folder = shutil.copytree(folder("gelu"), tmp_path / "run")
+    sides = {"source": "gone.de", "target": "gone.en"}
+    data = {"source_language": "de", "target_language": "en", "train": sides, "test": sides}
+    recipe = {"name": "a", "data": data, "training": {"max_steps": 1}}
+    (run_folder / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    assert run(capsys, "--what", "anisotropy", "--model", run_folder)[0] == 0
+    status, _, err = run(capsys, "--what", "all", "--model", run_folder)
+    assert status == 0 and {path.stem for path in (run_folder / "analysis").glob("*.json")} == taken_with(MODEL)
+    assert "the run's own test split is left out: gone.de: no such file" in err
+    assert "note: entropy is left out: it needs a text" in err
+    status, _, err = run(capsys, "--what", "entropy", "--model", run_folder)
+    assert status == 2 and "gone.de: no such file" in err
+
+
 def test_of_all_what_cannot_be_taken_is_left_out_and_said(undrawn, capsys, folder, pairs, tmp_path):
     """Of T5, whose residual is not known; attention maps alone show negative weights."""
     status, _, err = run(capsys, "--what", "all", "--model", folder("t5"), *pairs, "--output", tmp_path / "t5")
@@ -188,6 +204,13 @@ def test_all_of_a_classifier_of_pictures(undrawn, classifier, capsys, tmp_path):
     found = result(tmp_path, "ffn-sparsity")
     assert found["pictures"]["pictures"] == 2 and found["table"][0]["tokens"] == 2 * 4
     assert 0 < result(tmp_path, "entropy")["table"][0]["zero_fraction"] < 1
+    pictures = shutil.copytree(classifier / "test", tmp_path / "pictures")
+    (pictures / "notes.pdf").write_text("no picture")
+    options[3] = pictures
+    assert run(capsys, "--what", "entropy", *options)[0] == 0
+    (pictures / "broken.png").write_bytes(next(pictures.rglob("*.png")).read_bytes()[:60])
+    status, _, err = run(capsys, "--what", "entropy", *options)
+    assert status == 2 and re.search(r"--images: .*broken\.png cannot be read \(.*\); take it out", err)
 
 
 @pytest.mark.parametrize(

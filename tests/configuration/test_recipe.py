@@ -16,6 +16,7 @@ from reluformer.configuration.recipe_parser import (
     parse_recipe,
     recipe_layers,
     recipe_names,
+    recipe_text,
     recipe_to_dict,
 )
 from reluformer.training.run.model_building import build_config
@@ -176,8 +177,10 @@ def test_a_preset_of_softmax_leaves_out_what_the_recipe_below_says_of_relu(small
 
 
 def test_a_recipe_reads_back_as_it_was_written(small, tmp_path):
-    recipe = parse_recipe(["--config", small(), "--training.lr_scheduler_type", "inverse_sqrt", "--training.seed", "5"])
-    (tmp_path / "new.yaml").write_text(yaml.safe_dump(recipe_to_dict(recipe)), encoding="utf-8")
+    name = ["--name", "3e4"]  # a number, where it stands without quotes
+    options = [*name, "--training.lr_scheduler_type", "inverse_sqrt", "--training.seed", "5"]
+    recipe = parse_recipe(["--config", small(), *options])
+    (tmp_path / "new.yaml").write_text(recipe_text(recipe), encoding="utf-8")
     again = load_recipe(tmp_path / "new.yaml")
     assert recipe_to_dict(again) == recipe_to_dict(recipe)
     assert again.training.lr_scheduler_type == "inverse_sqrt"
@@ -259,6 +262,7 @@ def test_what_people_mistype_and_what_would_have_no_effect_is_refused(small, arg
         ["--training.seed", str(2**32 - 1)],
         ["--averaging.last_checkpoints", "2", "--training.max_steps", "10", "--training.save_steps", "10"],
         ["--averaging.last_checkpoints", "2", "--training.save_steps", "5", "--training.save_total_limit", "2"],
+        ["--averaging.last_checkpoints", "2", "--training.save_strategy", "epoch", "--training.max_steps", "9"],
     ],
 )
 def test_what_just_lies_within_the_limits_is_taken(small, arguments):

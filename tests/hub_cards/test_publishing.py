@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import HfHubHTTPError, HTTPError
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, ViTImageProcessor
@@ -234,6 +234,9 @@ def test_what_the_hub_refuses_is_one_line(run, hub, monkeypatch):
     response = SimpleNamespace(headers={}, request=None)  # what the error reads of it, whichever client the library has
     hub.failure = HfHubHTTPError("403 Forbidden: no write access", response=response)
     with pytest.raises(UserError, match=r"me/little: 403 Forbidden: no write access; then run the same command again"):
+        publish(run, REPO)
+    hub.failure = HTTPError("[Errno -2] Name or service not known")  # there is no connection
+    with pytest.raises(UserError, match=r"me/little: .* not known; then run the same command again"):
         publish(run, REPO)
     with pytest.raises(UserError, match="exists and is public"):
         publish(run, REPO, private=True)

@@ -22,6 +22,7 @@ from reluformer.training.run.model_building import run_tokenizer
 from reluformer.training.run.run_folder import CARD_FILE, RECIPE_FILE, RECORD_FILE
 from reluformer.training.scoring import evaluation
 from reluformer.training.train import _mean_target_tokens
+from reluformer.training.train import train as train_recipe
 from reluformer.translating.translation import Translator
 
 from ..conftest import demo_tokenizer
@@ -122,7 +123,8 @@ def test_a_run_that_was_interrupted_goes_on_and_ends_as_if_it_had_not_been(recip
     state_file = tmp_path / "broken" / "checkpoint-4" / RUN_STATE_FILE
     state = json.loads(state_file.read_text(encoding="utf-8"))
     state_file.write_text(json.dumps({**state, "seconds": state["seconds"] + 1000}), encoding="utf-8")
-    for name in ("evaluation.validation.json", "translations.validation.tsv"):
+    for name in ("evaluation.validation.json", "translations.validation.tsv", "analysis/entropy.json"):
+        (tmp_path / "broken" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "broken" / name).write_text("{}")
     capsys.readouterr()
     folder = train(parse_recipe(options))
@@ -132,7 +134,7 @@ def test_a_run_that_was_interrupted_goes_on_and_ends_as_if_it_had_not_been(recip
     assert f"resuming at {tmp_path / 'broken' / 'checkpoint-4'}" in capsys.readouterr().out
     final, expected = (load_file(each / "model.safetensors") for each in (folder, whole))
     assert all(torch.equal(final[name], expected[name]) for name in expected)
-    assert not [*folder.glob("*.validation.*")], "what was measured of other weights is gone"
+    assert not [*folder.glob("*.validation.*"), *folder.glob("analysis*")], "what was measured of other weights is gone"
 
 
 @pytest.mark.parametrize(
@@ -167,6 +169,20 @@ def test_a_training_is_watched_by_the_scores_that_suit_its_text(recipe_file, cap
         assert re.search(signed, evaluation["bleu_signature"])
         asked = {"num_beams": 2, "length_penalty": 0.7, "batch_tokens": 300, "long_sources": "split"}
         assert asked.items() <= evaluation["decoding"].items()
+
+
+def test_a_run_in_bfloat16_is_evaluated_as_its_saved_model_would_be(recipe_file):
+    found = []
+
+    def document(run):
+        saved = AutoModelForSeq2SeqLM.from_pretrained(run.recipe.run_folder).to(run.model.device)
+        batch = {"input_ids": torch.tensor([[5, 6, 7]]), "labels": torch.tensor([[8, 9]])}
+        batch = {name: tensor.to(run.model.device) for name, tensor in batch.items()}
+        found.extend(model.eval()(**batch).logits for model in (run.model, saved))
+
+    bf16 = ["--training.bf16", "true", "--training.max_steps", "1", "--averaging.last_checkpoints", "0"]
+    train_recipe(parse_recipe(["--config", str(recipe_file), *bf16]), document=document)
+    torch.testing.assert_close(*found)
 
 
 def test_a_line_of_the_corpus_is_scored_as_a_whole_and_a_text_is_translated_by_sentences(recipe_file, monkeypatch):

@@ -187,10 +187,11 @@ def _load_set(config: DatasetConfig, split: str) -> datasets.Dataset:
         if (local / "dataset_dict.json").exists():
             if config.name or config.files or config.revision or options:
                 raise ValueError("a folder of save_to_disk takes no name, files, revision or options; leave them out")
-            return datasets.load_from_disk(str(local / split))
+            return _part_of_saved(local, split)
         if config.path == "csv":  # a cell is text as it stands: "null" is a word, and 007 no number
             options = {"keep_default_na": False, "index_col": False, **options}
-            first = next(iter(datasets.load_dataset("csv", config.name, streaming=True, **which, **options)), None)
+            whole = {**which, "split": split.partition("[")[0]}  # a stream has no slices
+            first = next(iter(datasets.load_dataset("csv", config.name, streaming=True, **whole, **options)), None)
             if first is None:
                 raise ValueError("no row stands below the header")
             options["features"] = datasets.Features(dict.fromkeys(first, datasets.Value("string")))
@@ -201,6 +202,16 @@ def _load_set(config: DatasetConfig, split: str) -> datasets.Dataset:
         reason = one_line(f"{error}{f' ({error.__cause__})' if error.__cause__ else ''}")
         fault = f"data set {config.path!r} (name {config.name!r}, split {split!r}) cannot be loaded: {reason}"
         raise UserError(without_secrets(fault)) from error
+
+
+def _part_of_saved(folder: Path, split: str) -> datasets.Dataset:
+    """A split of a folder written by `save_to_disk`, or slices of it, such as `train[:90%]`."""
+    name = split.partition("[")[0]
+    rows = datasets.load_from_disk(str(folder / name))
+    if name == split:
+        return rows
+    parts = datasets.ReadInstruction.from_spec(split).to_absolute({name: len(rows)})
+    return rows.select([row for part in parts for row in range(part.from_, part.to)])
 
 
 def _choose_columns(known: Sequence[str], data: DataConfig, name: str) -> dict[str, str]:

@@ -84,7 +84,8 @@ def greedy_spans(
 
     A packed document has the limit that the fewest tokens were given to so far.
     A sentence that alone is longer is a range of its own. One that is left out is in no range and ends the packed
-    document before it, since what stands on its two sides is not consecutive.
+    document before it, since what stands on its two sides is not consecutive. Lines that the corpus has no pair for,
+    such as an empty one, were left out before, and do not.
     """
     tokens_by_limit = [0] * len(limits)
     spans: list[tuple[int, int]] = []

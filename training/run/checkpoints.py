@@ -113,8 +113,14 @@ def publish_checkpoint(partial: Path, checkpoint: Path, run_state: dict[str, Any
 
 
 def _sync(path: Path) -> None:
-    """Waits until a file, or the names in a folder, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """Waits until a file, or the names in a folder, are on the disk.
+
+    Windows opens no folders, and syncs no file that is opened for reading alone.
+    """
+    is_windows = os.name == "nt"
+    if is_windows and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDWR if is_windows else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -27,6 +27,7 @@ class StopOnSigterm(TrainerCallback):
 
     def __init__(self, trainer: Trainer) -> None:
         self.stopped = self.off_schedule = self._received = False
+        self._asked: torch.Tensor | None = None  # at the update before, in how many processes
         self._trainer = trainer
 
     @contextlib.contextmanager
@@ -53,10 +54,13 @@ class StopOnSigterm(TrainerCallback):
             control.should_log = control.should_evaluate = control.should_save = False
 
     def _received_anywhere(self) -> bool:
+        """Of several processes, whether one had received it an update ago: that is known by now, and no update waits
+        until the device has computed it."""
         if self._trainer.args.world_size == 1:
             return self._received
         received = torch.tensor(int(self._received), device=self._trainer.args.device)
-        return bool(self._trainer.accelerator.reduce(received, reduction="sum").item())
+        before, self._asked = self._asked, self._trainer.accelerator.reduce(received, reduction="sum")
+        return before is not None and bool(before.item())
 
 
 @contextlib.contextmanager

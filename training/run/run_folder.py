@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -159,12 +161,29 @@ def require_same_settings(recipe: Recipe, checkpoint: Path) -> None:
     of_any_length = recipe.training.lr_scheduler_type in _SCHEDULES_OF_ANY_LENGTH and not warms_up_by_share
     may_change = (*_MAY_CHANGE, *(_LENGTH if of_any_length else ()))
     for key in {**before, **now}:
-        old, new = (values.get(key, "the default") for values in (before, now))
+        old, new = before.get(key, _default_of(recipe, key)), now.get(key, "the default")
         if old != new and not key.startswith(may_change):
             what = f"{key} (processes × gradient_accumulation_steps)" if key == "batches_per_update" else key
             raise UserError(f"{checkpoint}: was trained with {what} {old!r}, the recipe says {new!r}; {_TRAIN_ANEW}")
     if 0 < recipe.training.max_steps < update_of(checkpoint):
         raise UserError(f"{checkpoint}: is beyond training.max_steps {recipe.training.max_steps}; {_TRAIN_ANEW}")
+
+
+def _default_of(recipe: Recipe, key: str) -> Any:
+    """The default of a key that a checkpoint lacks, as it is newer than the checkpoint.
+
+    Of an argument of the Trainer it is not known: checkpoints hold only those that differ from the Trainer's defaults.
+    """
+    *sections, name = key.split(".")
+    owner = recipe
+    for section in sections:
+        owner = getattr(owner, section, None)
+    fields = {field.name: field for field in dataclasses.fields(owner)} if dataclasses.is_dataclass(owner) else {}
+    if name not in fields or sections == ["training"]:
+        return "the default"
+    field = fields[name]
+    default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    return "the default" if default is dataclasses.MISSING else json.loads(json.dumps(default, default=str))
 
 
 def _remove_run(recipe: Recipe) -> None:

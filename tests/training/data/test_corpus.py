@@ -213,7 +213,9 @@ def test_a_data_set_of_a_folder_of_files_or_saved(tmp_path):
         assert pairs == [("eins", "one"), ("fünf", "five")]
         assert report.skipped == {"source is not text": 2, "target empty": 1}
         assert report.first == {"source is not text": 2, "target empty": 4}
-    assert data_set(tmp_path / "folder", "train[:20%]")[1].read == 1
+    for folder in (str(tmp_path / "folder"), saved(tmp_path / "again", ROWS)):
+        assert data_set(folder, "train[:20%]")[1].read == 1
+        assert data_set(folder, "train[80%:]+train[:20%]")[0]["source"] == ["fünf", "eins"]
 
 
 def test_a_data_set_of_the_translation_feature(tmp_path):

@@ -12,7 +12,7 @@ from reluformer.commands.train import train_and_document as train
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import load_recipe, parse_recipe
 from reluformer.hub_cards.card import write_card
-from reluformer.training.run.checkpoints import checkpoint_folders, require_whole
+from reluformer.training.run.checkpoints import RUN_STATE_FILE, checkpoint_folders, require_whole
 from reluformer.training.run.run_folder import (
     CARD_FILE,
     RECIPE_FILE,
@@ -78,6 +78,18 @@ def test_a_run_whose_evaluation_was_interrupted_resumes_and_a_finished_one_is_re
 def test_a_changed_recipe_does_not_resume(folder_of, change, named):
     recipe, _ = folder_of(2, arguments=change)
     with pytest.raises(UserError, match=rf"checkpoint-2: was trained with {named}"):
+        checkpoint_to_resume(recipe)
+
+
+def test_a_checkpoint_from_before_a_key_resumes_with_its_default(folder_of):
+    recipe, folder = folder_of(2)
+    path = folder / "checkpoint-2" / RUN_STATE_FILE
+    state = json.loads(path.read_text(encoding="utf-8"))
+    del state["settings"]["data.variants"], state["settings"]["tokenizer.lowercase"]
+    path.write_text(json.dumps(state), encoding="utf-8")
+    assert checkpoint_to_resume(recipe) == folder / "checkpoint-2"
+    recipe.tokenizer.lowercase = True
+    with pytest.raises(UserError, match=r"was trained with tokenizer\.lowercase False, the recipe says True"):
         checkpoint_to_resume(recipe)
 
 
