@@ -6,7 +6,11 @@ import os
 import pytest
 
 from reluformer.commands import main as cli
+from reluformer.commands import parsing
 from reluformer.commands.translate import one_line_each, read_lines, write_lines
+from reluformer.configuration.recipe import EvaluationConfig
+from reluformer.translating.fast_translation import COMPUTE
+from reluformer.translating.options import Options
 from reluformer.translating.translation import Translator
 
 from ..conftest import demo_tokenizer, tiny_model
@@ -133,3 +137,10 @@ def test_progress_begins_beyond_twenty_texts_or_two_thousand_characters(
     monkeypatch.setattr(Translator, "stream", stream)
     assert cli.main(["translate", "--model", model, *["a" * length] * count]) == 0
     assert asked == [shown] and len(capsys.readouterr().out) == count * (length + 1)
+
+
+def test_the_help_tells_what_the_translator_takes():
+    assert parsing.COMPUTE == COMPUTE
+    translator, recipe = Options(positions=None, split="none"), EvaluationConfig()
+    assert {name: str(getattr(translator, name)) for name in parsing.DECODING} == parsing.DECODING
+    assert {name: str(getattr(recipe, name)) for name in parsing.DECODING} == parsing.DECODING

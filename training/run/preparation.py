@@ -64,7 +64,7 @@ def prepare_corpus(recipe: Recipe, resume_from: Path | None = None) -> PreparedC
     config = build_config(recipe, tokenizer)
     positions = config.max_position_embeddings
     max_length = positions if data.packing else data.max_length
-    # The other processes find in the cache what the first one has encoded.
+    # The other processes find in the cache what the first one has encoded, but for packed documents: each encodes them.
     with recipe.training.main_process_first(desc="token ids"):
         for split in splits if data.packing else ():
             packed = pack_split(data, split, pairs[split], tokenizer)
