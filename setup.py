@@ -20,6 +20,11 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 COMPILED = "reluformer/modeling_reluformer/compiled"  # by the links: a source package has nothing else
+if not Path(COMPILED).is_dir():
+    raise SystemExit(
+        "the links in reluformer/ are missing, as in a clone under Windows or a ZIP file: run `git config --global "
+        "core.symlinks true` and clone again"
+    )
 
 
 class BuildWithCompiledAttention(build_py):
@@ -40,7 +45,10 @@ class BuildWithCompiledAttention(build_py):
         # the file, not the package, which imports what a build does not need
         spec = importlib.util.spec_from_file_location("building", Path(COMPILED) / "building.py")
         building = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(building)
+        try:
+            spec.loader.exec_module(building)
+        except (ImportError, OSError) as error:
+            return self._do_without(demanded, f"torch cannot be imported: {error}")
         folder = Path(self.build_lib) / COMPILED
         name = building.library_name(folder, building.UNITS)
         for other in folder.glob("library-*.so"):  # of an earlier build in the same folder
@@ -48,11 +56,13 @@ class BuildWithCompiledAttention(build_py):
         try:
             building.build_library(folder, building.UNITS, folder / name, building.find_compiler())
         except building.CompiledLibraryError as error:
-            if demanded:
-                raise SystemExit(f"RELUFORMER_COMPILED=1: the compiled library could not be built ({error})") from error
-            self.warn(f"the compiled library could not be built ({error}); it is left to the first use")
-        else:
-            self.distribution.has_ext_modules = lambda: True  # the wheel is for this platform
+            return self._do_without(demanded, str(error))
+        self.distribution.has_ext_modules = lambda: True  # the wheel is for this platform
+
+    def _do_without(self, demanded: bool, reason: str) -> None:
+        if demanded:
+            raise SystemExit(f"RELUFORMER_COMPILED=1: the compiled library could not be built ({reason})")
+        self.warn(f"the compiled library could not be built ({reason}); it is left to the first use")
 
 
 class WheelForAnyPython(bdist_wheel):

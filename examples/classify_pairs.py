@@ -43,7 +43,8 @@ def read_sentences(path: str, count: int, draw: random.Random) -> list[str]:
 def build_examples(paths: list[str], count: int, seed: int) -> list[dict]:
     """`first`, `second` and `label` (corpus of the first), as many of each of `KINDS`. No sentence occurs twice."""
     draw = random.Random(seed)
-    corpora = [iter(read_sentences(path, count, draw)) for path in paths]
+    needed = count + (count % len(KINDS) in (1, 2))  # the first two of `KINDS` take one more of the first corpus
+    corpora = [iter(read_sentences(path, needed, draw)) for path in paths]
     kinds = [KINDS[number % len(KINDS)] for number in range(count)]
     draw.shuffle(kinds)
     return [{"first": next(corpora[a]), "second": next(corpora[b]), "label": a} for a, b in kinds]

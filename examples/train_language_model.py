@@ -34,6 +34,8 @@ def in_contexts(texts: list[str], tokenizer: PreTrainedTokenizerFast, length: in
     stream = [tokenizer.eos_token_id]
     for ids in tokenizer(texts, split_special_tokens=True, verbose=False)["input_ids"]:
         stream += [*ids, tokenizer.eos_token_id]
+    if len(stream) < length:
+        raise SystemExit(f"{len(texts)} texts have {len(stream)} tokens, fewer than one context of {length}; give more")
     contexts = torch.tensor(stream).unfold(0, length, length - 1).tolist()
     return Dataset.from_dict({"input_ids": contexts, "labels": [[-100, *ids[1:]] for ids in contexts]})
 
@@ -108,7 +110,9 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     # of the loss, the regulariser is no part of the perplexity
     trainer.model.config.regularization_weight = 0.0
     nats = trainer.evaluate()["eval_loss"]
-    tokens = sum(len(ids) + 1 for ids in tokenizer(test)["input_ids"])  # with the end of each document
+    tokens = sum(
+        len(ids) + 1 for ids in tokenizer(test, split_special_tokens=True)["input_ids"]
+    )  # with the end of each document
     size = sum(len(text.encode()) for text in test)
     return {"perplexity": math.exp(nats), "perplexity_per_byte": math.exp(nats * tokens / size)}
 

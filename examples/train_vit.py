@@ -1,7 +1,7 @@
 """Trains a Vision Transformer with ReLU attention divided by the number of patches (arXiv 2309.08586), or with softmax.
 
-    python examples/train_vit.py --dataset zalando-datasets/fashion_mnist --output_dir vit --image_size 28 --patch_size
-    4 python examples/train_vit.py --dataset pictures --output_dir vit --attention softmax_vit
+    python examples/train_vit.py --dataset zalando-datasets/fashion_mnist --output_dir vit --image_size 28
+    python examples/train_vit.py --dataset pictures --output_dir vit --attention softmax_vit
 
 The data set is one of the Hub with the columns "image" and "label", or a folder with the folders train and test, in
 which each class has a folder of pictures. Transformers and Datasets alone train it; of ours there is the model.

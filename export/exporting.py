@@ -131,8 +131,7 @@ def _quantize(folder: Path) -> None:
 
     The weights are unsigned, as the inputs are: u8 × u8 is exact on every processor. For u8 × s8, onnxruntime takes an
     instruction where there is no VNNI (Haswell to Skylake, Zen 1 to 3) that adds two products in 16 bits and cuts the
-    sum
-    off: 2 · 255 · 127 = 64,770 becomes 32,767.
+    sum off: 2 · 255 · 127 = 64,770 becomes 32,767.
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic
     from onnxruntime.quantization.shape_inference import quant_pre_process

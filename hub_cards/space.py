@@ -85,17 +85,19 @@ def write_page(models: Sequence[str | Path], folder: str | Path, examples: Seque
         described = [_write_model(model, name, page, examples) for model, name in zip(models, names, strict=True)]
         settings = {"examples": examples, "models": described}
         (page / "page.json").write_text(json.dumps(settings, ensure_ascii=False, indent=1), encoding="utf-8")
-        (page / "README.md").write_text(_readme(names, _card(models[0])), encoding="utf-8")
+        (page / "README.md").write_text(_readme(names, [_card(model) for model in models]), encoding="utf-8")
     return Path(folder)
 
 
-def _readme(names: Sequence[str], card: dict[str, Any]) -> str:
-    """The Space's README. Names of folders may hold what YAML and Markdown read as their own."""
+def _readme(names: Sequence[str], cards: Sequence[dict[str, Any]]) -> str:
+    """The Space's README, with the licences of its models. Names of folders may hold what YAML and Markdown read as
+    their own."""
+    licences = list(dict.fromkeys(card.get("license", "apache-2.0") for card in cards))
     metadata = SpaceCardData(
         title=" and ".join(names),
         emoji="🔎",
         sdk="static",
-        license=card.get("license", "apache-2.0"),
+        license=licences[0] if len(licences) == 1 else licences,
         short_description="Translates in your browser, and shows what each head reads",
     )
     named = " and ".join(f"`` {name} ``" if "`" in name else f"`{name}`" for name in names)
@@ -109,7 +111,7 @@ def examples_of(model: str | Path) -> list[str]:
     for path in sorted(folder.glob("translations.*.tsv")):
         sources = dict.fromkeys(source for source, _, _ in read_translations(path))
         return [source for source in sources if len(source) <= _LONGEST_EXAMPLE][:EXAMPLES]
-    return [each["text"] for each in _card(model).get("widget", [])]
+    return [each["text"] for each in _card(model).get("widget", []) if "text" in each]
 
 
 def _card(model: str | Path) -> dict[str, Any]:
@@ -129,6 +131,8 @@ def _write_model(model: str | Path, name: str, page: Path, examples: Sequence[st
     """Exports a model into the page's folder `models/NAME`, and returns what the page says of it."""
     target = page / "models" / name
     export(model, target, int8=True, attentions=True)
+    if not (target / "tokenizer.json").is_file():
+        raise UserError(f"{model}: its tokenizer has no tokenizer.json, which the page's library reads")
     if (card := Path(located(model)) / CARD_FILE).is_file():
         shutil.copy(card, target)  # who made the model, and its licence
     translator = load_translator(target, num_beams=1)
@@ -219,8 +223,7 @@ def cached_libraries() -> Path:
     """The folder with the JavaScript libraries, which are fetched the first time.
 
     Raises:
-        UserError: the registry cannot be reached. RuntimeError: it gives another archive than the one whose hash is
-            known.
+        UserError: the registry cannot be reached, or gives another archive than the one whose hash is known.
     """
     folder = library_folder()
     if folder.is_dir():
@@ -231,7 +234,7 @@ def cached_libraries() -> Path:
             print(f"fetching {address}", flush=True)
             try:
                 download_url_to_file(address, str(archive), hash_prefix=sha256)
-            except OSError as error:
+            except (OSError, RuntimeError) as error:  # RuntimeError: another hash, as of an archive that is cut off
                 raise UserError(
                     f"{address}: cannot be fetched ({error}); the page needs it once, then it is in the cache"
                 ) from error

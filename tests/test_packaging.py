@@ -24,8 +24,8 @@ from reluformer.modeling_reluformer.compiled.building import UNITS, library_name
 
 ROOT = Path(__file__).parent.parent
 LINKS = sorted(path for path in (ROOT / "reluformer").iterdir() if path.is_symlink())  # a folder of the package each
-# Extras that do not go with the oldest versions: Gradio and kernels want a newer huggingface-hub than the package does,
-# TRL newer datasets.
+# Extras that do not go with the oldest versions: kernels wants a newer huggingface-hub than the package does, TRL newer
+# datasets.
 NEW_ONLY = ("docs", "kernels", "onnx", "space", "trl")
 FILES = (
     *("pyproject.toml", "setup.py", "MANIFEST.in"),

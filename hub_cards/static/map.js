@@ -12,7 +12,7 @@ const KINDS = {
 const MEANINGS = [
   ["zeros", "exact zeros", "share of the weights that are exactly 0", (value) => `${(100 * value).toFixed(1)} %`],
   ["dead", "dead rows", "share of the rows whose weights are all 0", (value) => `${(100 * value).toFixed(1)} %`],
-  ["entropy", "entropy", "mean over rows, in nats", (value) => value.toFixed(2)],
+  ["entropy", "entropy", "mean over rows, in nats", (value) => (value === null ? "–" : value.toFixed(2))],
   ["sum", "row sum", "mean over rows", (value) => value.toFixed(2)],
 ];
 
@@ -32,7 +32,8 @@ export class AttentionMap {
     this.part = part;
     this.find = (selector) => part.querySelector(selector);
     this.place = null; // {kind, layer, head}, once there is a map
-    this.result = null;
+    this.shown = null; // the translation that is drawn
+    this.result = null; // the same, with what its decoder has read
     for (const radio of part.querySelectorAll("[type=radio]")) {
       radio.name = `kind of ${name}`;
       radio.addEventListener("change", () => this.choose({ kind: radio.value, layer: 0, head: 0 }));
@@ -43,11 +44,12 @@ export class AttentionMap {
 
   /** Draws the map of a translation of `TranslationModel`; null hides it. title: what says which sentence it is, where there are several. */
   show(result, ...title) {
-    this.result = result && { ...result, read: [result.start, ...result.target.slice(0, -1)] };
     this.part.hidden = !result;
-    if (!result) return;
     this.find(".of").hidden = !title.length;
     this.find(".of").replaceChildren(...title);
+    if (!result || result === this.shown) return; // what a reader has focused, and the weight that is read, stay
+    this.shown = result;
+    this.result = { ...result, read: [result.start, ...result.target.slice(0, -1)] };
     this.place ??= this.opening();
     this.draw();
   }
@@ -69,12 +71,14 @@ export class AttentionMap {
   }
 
   choose(place) {
+    const isOtherKind = place.kind !== this.place.kind;
     this.place = place;
-    this.draw();
+    this.draw(isOtherKind);
   }
 
   /** Arrow keys on the map walk over heads and layers. */
   step(event) {
+    if (event.altKey || event.ctrlKey || event.metaKey || event.shiftKey) return; // such as Alt and ←: the page before
     const [layers, heads] = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] }[event.key] ?? [];
     if (layers === undefined) return;
     event.preventDefault();
@@ -83,7 +87,8 @@ export class AttentionMap {
     this.choose({ ...this.place, layer, head: (this.place.head + heads + all[layer].length) % all[layer].length });
   }
 
-  draw() {
+  /** otherHeads: whether the buttons of the heads are others than before; a button that is focused stays so otherwise. */
+  draw(otherHeads = true) {
     const { kind, layer, head } = this.place;
     const rows = this.result.attentions[kind][layer][head];
     const { queries, keys } = KINDS[kind];
@@ -91,15 +96,19 @@ export class AttentionMap {
     this.find(`[value=${kind}]`).checked = true;
     this.find(".map").replaceChildren(this.map(rows));
     this.find(".numbers").replaceChildren(...this.numbers(rows));
-    this.find(".heads tbody").replaceChildren(...this.heads(kind));
+    if (otherHeads) this.find(".heads tbody").replaceChildren(...this.heads(kind));
+    [...this.find(".heads tbody").rows].forEach((row, at) =>
+      row.querySelectorAll("button").forEach((button, index) => button.setAttribute("aria-pressed", at === layer && index === head)),
+    );
+    const negative = rows.some((row) => row.some((weight) => weight < 0)) ? ", one with stripes negative" : "";
     const parts = Math.max(...Object.values(this.names).map((names) => names.length)) > SHOWN ? ` The first ${SHOWN} tokens.` : "";
     this.find(".reading").textContent =
       `Layer ${layer + 1}, head ${head + 1}. Each row is a token of the ${queries === "source" ? "text" : "translation"}; ` +
-      `the stronger the colour of a cell, the larger the weight of its column. A cell without colour is exactly 0.${parts}`;
+      `the stronger the colour of a cell, the larger the weight of its column. A cell without colour is exactly 0${negative}.${parts}`;
   }
 
   map(rows) {
-    const most = rows.reduce((largest, row) => row.reduce((a, b) => Math.max(a, b), largest), 0) || 1;
+    const most = rows.reduce((largest, row) => row.reduce((a, b) => Math.max(a, Math.abs(b)), largest), 0) || 1;
     const keys = this.names.keys.slice(0, SHOWN);
     const corner = element("tr", {}, element("td"), ...keys.map((key) => element("th", { scope: "col" }, element("span", {}, key))));
     const table = element("table", {}, element("thead", {}, corner));
@@ -116,7 +125,7 @@ export class AttentionMap {
     if (!cell || !("query" in cell.dataset)) return;
     const { query, key, weight } = cell.dataset;
     const says = weight === "0" ? "ignores" : "reads";
-    const amount = weight === "0" ? "exactly 0" : Number(weight).toPrecision(2);
+    const amount = written(Number(weight));
     this.find(".reading").textContent = `“${this.names.queries[query]}” ${says} “${this.names.keys[key]}”: ${amount}`;
   }
 
@@ -131,9 +140,8 @@ export class AttentionMap {
     return this.result.attentions[kind].map((heads, layer) => {
       const buttons = heads.map((rows, head) => {
         const share = summary(rows).zeros;
-        const chosen = layer === this.place.layer && head === this.place.head;
         const label = `layer ${layer + 1}, head ${head + 1}: ${(100 * share).toFixed(0)} % exact zeros`;
-        const attributes = { "aria-label": label, "aria-pressed": chosen, style: `--share: ${share}` };
+        const attributes = { "aria-label": label, style: `--share: ${share}` };
         const onclick = () => this.choose({ kind, layer, head });
         return element("td", {}, element("button", { ...attributes, onclick }, (100 * share).toFixed(0)));
       });
@@ -145,7 +153,12 @@ export class AttentionMap {
 /** A weight that is undefined is that of a key which the query does not see. */
 function cell(weight, most, query, key) {
   if (weight === undefined) return element("td", { class: "unseen" });
-  const shade = weight > 0 ? 0.08 + 0.92 * (weight / most) : 0;
-  const attributes = { "data-query": query, "data-key": key, "data-weight": weight, style: `--shade: ${shade.toFixed(3)}` };
-  return element("td", weight === 0 ? { ...attributes, class: "zero" } : attributes);
+  const shade = weight === 0 ? 0 : 0.08 + 0.92 * (Math.abs(weight) / most);
+  const attributes = { "data-query": query, "data-key": key, "data-weight": weight, "aria-label": written(weight) };
+  if (weight < 0) attributes.class = "negative";
+  return element("td", { ...attributes, style: `--shade: ${shade.toFixed(3)}` });
+}
+
+function written(weight) {
+  return weight === 0 ? "exactly 0" : weight.toPrecision(2);
 }

@@ -42,20 +42,29 @@ function begin({ examples, models }) {
     field.setSelectionRange(0, 0);
     translate();
   };
-  const buttons = examples.map((text) => element("button", { type: "button", onclick: () => use(text) }, text));
+  const buttons = examples.map((text) => element("button", { type: "button", dir: "auto", onclick: () => use(text) }, text));
   document.getElementById("examples").append(...buttons);
-  if (!examples.length) return;
-  models.forEach((model, index) => panels[index].know(examples[0], model.first));
-  use(examples[0]);
+  if (examples.length) models.forEach((model, index) => panels[index].know(examples[0], model.first));
+  if (field.value) translate(); // what was typed while the page loaded, or before it was loaded again
+  else if (examples.length) use(examples[0]);
+}
+
+function fail(text) {
+  problem.textContent = text;
+  problem.classList.add("found");
 }
 
 if (typeof WebAssembly === "undefined") {
-  problem.textContent = "This browser has no WebAssembly, or it is switched off. The model needs it: allow it, or use another browser.";
+  fail("This browser has no WebAssembly, or it is switched off. The model needs it: allow it, or use another browser.");
+} else if (typeof Intl.Segmenter === "undefined") {
+  fail("This browser cannot cut a text into sentences (Intl.Segmenter): use a newer one.");
 } else {
   try {
-    begin(await (await fetch("page.json")).json());
+    const answer = await fetch("page.json");
+    if (!answer.ok) throw new Error(`page.json: ${answer.status} ${answer.statusText}`);
+    begin(await answer.json());
     problem.hidden = true;
   } catch (error) {
-    problem.textContent = `The page did not start: ${error.message}. Serve its whole folder, as “reluformer space” does.`;
+    fail(`The page did not start: ${error.message}. Serve its whole folder, as “reluformer space” does.`);
   }
 }

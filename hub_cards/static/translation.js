@@ -122,7 +122,10 @@ function append(layers, step) {
   });
 }
 
-/** Numbers of one head's map. Rows may differ in length: a decoder's row has the tokens before it alone. */
+/**
+ * Numbers of one head's map. Rows may differ in length: a decoder's row has the tokens before it alone. Weights of which some are
+ * negative are no distribution: their entropy is null.
+ */
 export function summary(rows) {
   const weights = rows.reduce((count, row) => count + row.length, 0);
   let zeros = 0;
@@ -138,5 +141,7 @@ export function summary(rows) {
       if (weight > 0) entropy -= (weight / sum) * Math.log(weight / sum);
     }
   }
-  return { zeros: zeros / weights, dead: dead / rows.length, sum: sums / rows.length, entropy: entropy / rows.length };
+  const isDistribution = rows.every((row) => row.every((weight) => weight >= 0));
+  const means = { zeros: zeros / weights, dead: dead / rows.length, sum: sums / rows.length };
+  return { ...means, entropy: isDistribution ? entropy / rows.length : null };
 }

@@ -27,11 +27,10 @@ _SAMPLES = 4000  # of sound: a quarter of a second
 def try_attention(model: PreTrainedModel, settings: dict[str, Any]) -> None:
     """Refuses a model whose attention would refuse its first forward pass.
 
-    The pass is that of a new model of the same class and config on torch's meta device, where tensors have a shape and
-    no
-    numbers: it takes no memory and hardly any time, and leaves the model as it is. It says nothing where it cannot be
-    made: the class is built from more than a config, takes more than one input, or looks at the numbers of its tensors.
-    Then the first pass with numbers refuses.
+    The pass is that of a new model of the same class and config on torch's meta device, where tensors have a shape
+    and no numbers: it takes no memory and hardly any time, and leaves the model as it is. It says nothing where it
+    cannot be made: the class is built from more than a config, takes more than one input, or looks at the numbers of
+    its tensors. Then the first pass with numbers refuses.
 
     Raises:
         RefusedByAttentionError: what the attention says.

@@ -101,6 +101,7 @@ def test_nothing_of_a_text_is_lost(pieces_of):
         ("Hr. Meier wohnt in Nr. Acht. Gut.", "de", ["Hr. Meier wohnt in Nr. Acht.", "Gut."]),
         ("Es ist der 3. Mai. Gut.", "de", ["Es ist der 3. Mai.", "Gut."]),
         ("Es war 1989. Sie kam.", "de", ["Es war 1989.", "Sie kam."]),
+        ("Das kostet 50. Ich kaufe es.", "de", ["Das kostet 50.", "Ich kaufe es."]),
         ("Ich wohne im 3.\nOben ist es hell.", "de", ["Ich wohne im 3.", "Oben ist es hell."]),
         ("Ja. 🙂🙂 Nein!", "de", ["Ja.", "🙂🙂 Nein!"]),
         ("Ja.\n- - -\nNein.", "de", ["Ja.", "Nein."]),
@@ -221,6 +222,11 @@ def test_the_numbers_of_a_map(ragged, in_node):
     )
 
 
+def test_negative_weights_have_no_entropy(in_node):
+    found = in_node("return summary(given)", [[0.5, -1.0], [0.0, 0.5]])
+    assert found == {"zeros": 0.25, "dead": 0.0, "sum": 0.0, "entropy": None}
+
+
 _WALK = """
 const map = Object.create(AttentionMap.prototype);
 map.result = { attentions: { cross: given.heads.map((count) => Array(count)) } };
@@ -257,15 +263,19 @@ def test_arrow_keys_walk_around_the_heads_and_layers_and_the_page_does_not_scrol
 )
 def test_rows_and_columns_of_a_map_are_named_by_their_tokens(in_node, kind, queries, keys):
     body = """
-    const part = { replaceChildren: () => {} };
+    const part = { replaceChildren: () => {}, rows: [] };
     const map = Object.assign(Object.create(AttentionMap.prototype), { part, find: () => part });
     Object.assign(map, { map: () => {}, numbers: () => [], heads: () => [] });
     map.place = { kind: given, layer: 0, head: 0 };
     const tokens = { start: '<s>', source: ['▁a', 'b', '</s>'], target: ['▁c', 'd', '</s>'] };
-    map.show({ ...tokens, attentions: { [given]: [[[]]] } });
-    return map.names;
+    let drawn = 0;
+    map.map = () => { drawn += 1; };
+    const result = { ...tokens, attentions: { [given]: [[[]]] } };
+    map.show(result);
+    map.show(result, "Sentence 1 of 2: ");
+    return { ...map.names, drawn };
     """
-    assert in_node(body, kind) == {"queries": queries, "keys": keys}
+    assert in_node(body, kind) == {"queries": queries, "keys": keys, "drawn": 1}, "the same map is not drawn again"
 
 
 @pytest.mark.parametrize(

@@ -59,9 +59,11 @@ def without_export(monkeypatch, tmp_path):
         assert options == {"int8": True, "attentions": True}
         target.mkdir(parents=True)
         (target / "encoder_model.onnx").write_bytes(bytes(3_000_000))
+        if Echo.is_fast:
+            (target / "tokenizer.json").touch()
 
     class Echo:
-        moses, model = None, tiny_model()
+        is_fast, moses, model = True, None, tiny_model()
         tokenizer = SimpleNamespace(init_kwargs={"source_language": "de", "target_language": "en"})
 
         def __call__(self, texts):
@@ -95,7 +97,7 @@ def test_the_page_is_a_folder_of_static_files(without_export, tmp_path, capsys):
     config, settings = without_export.model.config, json.loads((page / "models/a/page.json").read_text())
     assert settings["heads"] * settings["headSize"] == config.d_model and settings["heads"] > 1
     assert (settings["start"], settings["end"]) == (config.decoder_start_token_id, config.eos_token_id)
-    assert "sdk: static\nlicense: cc-by-2.0" in (page / "README.md").read_text()
+    assert "sdk: static\nlicense:\n- cc-by-2.0\n- apache-2.0\n" in (page / "README.md").read_text()
     assert (page / "models/a/README.md").is_file(), "the licence of a model goes with it"
 
 
@@ -178,12 +180,18 @@ def test_a_model_of_moses_text_is_refused(without_export, tmp_path):
     assert not (tmp_path / "page").exists()
 
 
+def test_a_model_whose_tokenizer_the_page_cannot_read_is_refused(without_export, tmp_path, monkeypatch):
+    monkeypatch.setattr(type(without_export), "is_fast", False)
+    with pytest.raises(UserError, match=r"me/a: its tokenizer has no tokenizer\.json"):
+        space.write_page(["me/a"], tmp_path / "page")
+
+
 def test_another_archive_than_the_known_one_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "other.tgz").write_bytes(b"something else")
     open_other = partial(urllib.request.urlopen, (tmp_path / "other.tgz").as_uri())
     monkeypatch.setattr(torch.hub, "urlopen", lambda request: open_other())
-    with pytest.raises(RuntimeError, match="invalid hash value"):
+    with pytest.raises(UserError, match=r"cannot be fetched .*invalid hash value"):
         space.cached_libraries()
     (tmp_path / "other.tgz").unlink()
     with pytest.raises(UserError, match=r"onnxruntime-web-.*\.tgz: cannot be fetched .*; the page needs it once"):
