@@ -45,9 +45,10 @@ export class AttentionMap {
   /** Draws the map of a translation of `TranslationModel`; null hides it. title: what says which sentence it is, where there are several. */
   show(result, ...title) {
     this.part.hidden = !result;
+    if (!result) return;
     this.find(".of").hidden = !title.length;
     this.find(".of").replaceChildren(...title);
-    if (!result || result === this.shown) return; // what a reader has focused, and the weight that is read, stay
+    if (result === this.shown) return; // what a reader has focused, and the weight that is read, stay
     this.shown = result;
     this.result = { ...result, read: [result.start, ...result.target.slice(0, -1)] };
     this.place ??= this.opening();
