@@ -182,10 +182,19 @@ def _refuse_additive(mask: Tensor, visible: Tensor) -> None:
 
 
 def library_mask(
-    implementation: str, visibility: Visibility, queries: int, keys: int, device: torch.device
+    implementation: str,
+    visibility: Visibility,
+    queries: int,
+    keys: int,
+    device: torch.device,
+    of_other_keys: bool = False,
 ) -> Tensor | None:
     """The mask for the library's own functions, boolean for `sdpa`, else (batch, keys); None where causality alone
-    hides keys."""
+    hides keys.
+
+    of_other_keys: whether keys and queries are of two sequences, as in cross-attention. The library's function for
+    FlashAttention takes a mask of the keys for one of the queries, too.
+    """
     if implementation in OWN_IMPLEMENTATIONS:
         return None
     padding = visibility.key_padding_mask
@@ -197,6 +206,11 @@ def library_mask(
             raise ValueError(
                 "Packed sequences and masks of four dimensions need attn_implementation 'sdpa' or 'eager', not "
                 f"{implementation!r}."
+            )
+        if isinstance(visibility.query_offset, Tensor) or (of_other_keys and padding is not None):
+            raise ValueError(
+                "A static cache, and a source with padding that a target reads, need attn_implementation 'sdpa' or "
+                f"'eager', not {implementation!r}, which would read the wrong keys."
             )
         return padding
     if padding is None and not whole and (queries == keys or not visibility.causal):
@@ -267,12 +281,14 @@ def attention_context(
     `attention_visibility`; the others: see `AttentionContext`.
     """
     batch, queries = inputs_embeds.shape[:2]
+    of_other_keys = keys is not None
     if keys is None:
         keys = queries if cache is None else cache.get_mask_sizes(queries, 0)[0]
     visibility = attention_visibility(attention_mask, batch=batch, queries=queries, keys=keys, **options)
     if config._attn_implementation == "fused" and visibility.query_segments is not None:
         visibility = replace(visibility, cu_seqlens=visibility.segment_ends())
-    mask = library_mask(config._attn_implementation, visibility, queries, keys, inputs_embeds.device)
+    device = inputs_embeds.device
+    mask = library_mask(config._attn_implementation, visibility, queries, keys, device, of_other_keys)
     visible_keys = visibility.count(batch, queries, keys, inputs_embeds.device).to(wide(inputs_embeds.dtype))
     row_scale = scale_of_rows(
         visible_keys.unsqueeze(1),
@@ -798,6 +814,10 @@ class AttentionPreTrainedModel(PreTrainedModel):
         """The weight of the L1 term of the loss, as `config.ffn_l1_weight` says it or a schedule of training."""
         scheduled = self.scheduled_ffn_l1_weight
         return self.config.ffn_l1_weight if scheduled is None else scheduled
+
+    def _wide_dtype(self) -> torch.dtype:
+        """Of sums over rows. Not by `self.dtype`: a replica of DataParallel has no parameters, only tensors."""
+        return wide(self.get_input_embeddings().weight.dtype)
 
     def draw_modules(self) -> ModuleSample | None:
         """Whose regulariser a pass with labels computes; None: that of all attention modules.

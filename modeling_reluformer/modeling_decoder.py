@@ -17,7 +17,6 @@ from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .attention_reluformer import wide
 from .configuration_decoder import ReLUFormerDecoderConfig
 from .configuration_reluformer import CACHE_NAME
 from .layers_reluformer import (
@@ -260,7 +259,7 @@ class ReLUFormerForCausalLM(ReLUFormerDecoderPreTrainedModel, GenerationMixin):
             labels = next_token_labels(labels, segment_ids) if shift_labels is None else shift_labels
             # each row that predicts a label counts as that one label
             measured = self._measured(
-                (labels != IGNORED_LABEL).to(wide(self.dtype)), self._chosen_modules(module_sample)
+                (labels != IGNORED_LABEL).to(self._wide_dtype()), self._chosen_modules(module_sample)
             )
         outputs = self.model(
             input_ids,

@@ -4,7 +4,7 @@ Encoder and decoder of Vaswani et al. (post-LN). Parameter names are Marian's.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .attention_reluformer import positions_from_segments, sinusoidal_table, wide
+from .attention_reluformer import positions_from_segments, sinusoidal_table
 from .configuration_reluformer import CACHE_NAME, ReLUFormerConfig, require_tensor_parallel
 from .layers_reluformer import (
     AttentionContext,
@@ -260,9 +260,16 @@ class ReLUFormerEncoder(ReLUFormerStack):
         return ReLUFormerEncoderOutput(last_hidden_state=hidden_states, attention_sums=sums, ffn_norms=norms)
 
 
+# Of how many layers `output_hidden_states=[-1]` is the last: `num_hidden_layers`, the default, is the encoder's. Not in
+# Transformers 5.17.
+_DEPTH = {"num_hidden_layers_key": "decoder_layers"}
+_HAS_DEPTH = "num_hidden_layers_key" in {field.name for field in fields(OutputRecorder)}
+_OF_DECODER_LAYERS = OutputRecorder(ReLUFormerLayer, **_DEPTH) if _HAS_DEPTH else ReLUFormerLayer
+
+
 class ReLUFormerDecoder(ReLUFormerStack):
     _can_record_outputs = {
-        "hidden_states": ReLUFormerLayer,
+        "hidden_states": _OF_DECODER_LAYERS,
         "attentions": OutputRecorder(ReLUFormerAttention, index=1, layer_name="self_attn"),
         "cross_attentions": OutputRecorder(ReLUFormerAttention, index=1, layer_name="encoder_attn"),
     }
@@ -515,7 +522,7 @@ class ReLUFormerForConditionalGeneration(SharedSources, ReLUFormerPreTrainedMode
                 shape, expected = tuple(labels.shape), tuple(target.shape[:2])
                 raise ValueError(f"labels must have the shape of the decoder's input, {expected}; got {shape}.")
             require_same_batch(source, labels)
-            dtype = wide(self.dtype)
+            dtype = self._wide_dtype()
             rows = sentence_rows(labels, attention_mask, source.shape[1], segment_ids, decoder_segment_ids, dtype)
             sample = self._chosen_modules(module_sample)
             measured = (

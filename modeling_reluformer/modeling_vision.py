@@ -215,7 +215,7 @@ class ReLUFormerForImageClassification(ReLUFormerVisionPreTrainedModel):
         measured = None
         if labels is not None:
             counted = torch.ones_like(labels) if labels.is_floating_point() else labels != IGNORED_LABEL
-            row_weight = counted.view(len(labels), -1)[:, 0].to(wide(self.dtype))
+            row_weight = counted.view(len(labels), -1)[:, 0].to(wide(pixel_values.dtype))
             measured = self._measured(row_weight, self._chosen_modules(module_sample))
         elif self.training:
             self._warn_about_missing_labels()

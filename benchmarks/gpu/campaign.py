@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 
-from benchmarks import decoder, measurement_file, timing, translation, vision
+from benchmarks import attention, decoder, measurement_file, timing, translation, vision
 from benchmarks.measurement_file import read_result
 from benchmarks.timing import Step, Timing, time_contenders
 from reluformer import modeling_reluformer
@@ -106,9 +106,10 @@ def stage_record() -> dict[str, Any]:
     record["versions"] |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
     folders = Path(modeling_reluformer.__file__).parent, Path(__file__).parent
     paths = [path for folder in folders for path in folder.rglob("*.py")]
-    paths += [Path(module.__file__) for module in (decoder, timing, translation, vision)]
+    paths += [Path(module.__file__) for module in (attention, decoder, timing, translation, vision)]
     files = sorted((path.name, path.read_bytes()) for path in paths)
-    measured = repr((files, record["machine"].get("accelerators"), torch.__version__))
+    versions = [record["versions"].get(name) for name in ("torch", "triton", "transformers")]  # of ours, and of rivals
+    measured = repr((files, record["machine"].get("accelerators"), versions))
     return {**record, "source": hashlib.sha256(measured.encode()).hexdigest()[:16]}
 
 

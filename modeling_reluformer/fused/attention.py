@@ -101,8 +101,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor, specification: Specificati
         operator = operator_for(query)
     seed = None
     if specification.dropout_p > 0:
-        # drawn from torch's generator: the same seed gives the same masks, also when a checkpoint recomputes
-        seed = torch.randint(2**63 - 1, (), dtype=torch.int64, device="cpu")
+        # Drawn from torch's generator: the same seed gives the same masks, also when a checkpoint recomputes. On the
+        # device where the call becomes part of a graph, which draws anew at every replay.
+        in_graph = query.is_cuda and (torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing())
+        seed = torch.randint(2**63 - 1, (), dtype=torch.int64, device=query.device if in_graph else "cpu")
     return operator(query, key, value, *specification.arguments(seed))[:wanted]
 
 

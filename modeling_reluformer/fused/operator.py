@@ -8,6 +8,8 @@ the gradients of S and T:
 
 from __future__ import annotations
 
+import functools
+import logging
 from dataclasses import fields
 from typing import Any
 
@@ -20,6 +22,8 @@ from ..attention_reluformer import STATISTICS, wide
 from .activations import ACTIVATIONS
 from .blockwise import blockwise_backward, blockwise_forward, empty_like_heads
 from .specification import SCHEMA, TENSOR_COUNT, Specification
+
+logger = logging.getLogger(__name__)
 
 # A Hub kernel is a package of another name. It must not replace these operators.
 NAMESPACE = (__package__ or "").partition(".")[0].replace("-", "_") or "reluformer"
@@ -47,7 +51,19 @@ def refuse_dual(*tensors: Tensor | None) -> None:
 
 def on_cuda(query: Tensor) -> bool:
     """Whether the Triton kernels compute a call whose activation they have, not the blockwise loop."""
-    return query.device.type == "cuda"
+    return query.device.type == "cuda" and _has_kernels(query.device)
+
+
+@functools.cache
+def _has_kernels(device: torch.device) -> bool:
+    if torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0):
+        return True
+    logger.warning(
+        "The kernels of relu_attention are for GPUs of NVIDIA from compute capability 8.0 on; on %s a slower loop in "
+        "PyTorch computes.",
+        torch.cuda.get_device_name(device),
+    )
+    return False
 
 
 def _forward(query: Tensor, key: Tensor, value: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,6 +111,7 @@ def backward_fake(
 
 
 def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
+    ctx.set_materialize_grads(False)
     tensors, ctx.options = inputs[:_TENSOR_ARGUMENTS], inputs[_TENSOR_ARGUMENTS:]
     row_scale = tensors[3]
     ctx.scale_wants_gradient = row_scale is not None and row_scale.requires_grad
@@ -110,7 +127,7 @@ def _differentiate(
     options = list(ctx.options)
     statistics = options[_STATISTICS_AT]
     if grad_output is None:
-        grad_output = torch.zeros_like(tensors[0])
+        grad_output = torch.zeros_like(empty_like_heads(tensors[0], tensors[2].shape[-1]))
     grad_sum_log = grad_sum_log if statistics == "sum+entropy" else None
     grad_sum = None if statistics == "none" else grad_sum
     if grad_sum is None and grad_sum_log is not None:
@@ -151,7 +168,6 @@ class _LaunchedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:  # a setup_context of its own would cost time
-        ctx.set_materialize_grads(False)
         output = _forward(*inputs)
         _save(ctx, inputs, output)
         return output

@@ -36,7 +36,8 @@ class Specification:
         sequences follow each other along `queries` and `keys`, a query sees its own sequence, and i and j count from
         its start. key_padding_mask, (1, keys), may hide keys within them. None: one sequence a row of the batch.
     offset: in place of `query_offset`, an integer tensor of no dimension on the device of the query.
-    seed: of the dropout mask, int64 of no dimension on the CPU; `attend` draws it.
+    seed: of the dropout mask, int64 of no dimension, on the CPU or, in a graph of CUDA, on the device; `attend` draws
+        it.
     """
 
     row_scale: Tensor | None = None

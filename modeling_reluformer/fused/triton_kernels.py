@@ -286,19 +286,27 @@ def is_seen(column, last, window):
 
 
 @triton.jit
+def load_seed(seed, seed_at):
+    """The seed of a graph that is captured is on the device: as a number it would be the same at every replay."""
+    if seed_at is not None:
+        seed = tl.load(seed_at)
+    return seed
+
+
+@triton.jit
 def load_offset(query_offset):
-    """query_offset from an int or from a pointer to one."""
+    """query_offset from an int or from a pointer to one, of int32: beyond these bounds nothing changes any more."""
     offset = query_offset
     if query_offset.dtype.is_ptr():
         offset = tl.load(query_offset)
-    return offset.to(tl.int32)
+    return tl.minimum(tl.maximum(offset.to(tl.int64), -(2**30)), 2**30).to(tl.int32)
 
 
 @triton.jit(do_not_specialize=["tile_count", "queries", "keys", "query_offset", "window", "seed", "threshold"])
 def forward_kernel(
     query, key, value, row_scale, key_padding_mask, output, row_sum, row_sum_log, tiles, query_offset, window,
     query_strides, key_strides, value_strides, row_scale_strides, padding_stride, output_strides,
-    tile_count, heads, group, queries, keys, scale, seed: tl.int64, threshold, inverse,
+    tile_count, heads, group, queries, keys, scale, seed: tl.int64, seed_at, threshold, inverse,
     ACTIVATION: tl.constexpr, CLOSED_AT_ZERO: tl.constexpr, MASK_WEIGHTS: tl.constexpr, FOLD_SCALE: tl.constexpr,
     STATISTICS: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -318,7 +326,7 @@ def forward_kernel(
     value = head_of(value, batch, head // group, value_strides)
     q = load_rows(query, first_query + start, inside, query_strides[2], BLOCK_Q, HEAD_DIM, DIM, True)
     if DROPOUT:
-        row_key = dropout_key(seed, batch, head, first_query + rows)[:, None]
+        row_key = dropout_key(load_seed(seed, seed_at), batch, head, first_query + rows)[:, None]
 
     o = tl.zeros([BLOCK_Q, DIM], dtype=tl.float32)
     # S by the tensor cores, in columns that are all the same, where the weights are there in 16 bits
@@ -376,7 +384,7 @@ def query_gradient_kernel(
     grad_output, grad_sum, grad_sum_log, query, key, value, row_scale, key_padding_mask, grad_query, scaled_gradient,
     scaled_gain, scaled_log_gain, tiles, query_offset, window, grad_output_strides, query_strides, key_strides,
     value_strides, row_scale_strides, padding_stride, grad_query_strides,
-    tile_count, heads, group, queries, keys, scale, seed: tl.int64, threshold, inverse,
+    tile_count, heads, group, queries, keys, scale, seed: tl.int64, seed_at, threshold, inverse,
     ACTIVATION: tl.constexpr, CLOSED_AT_ZERO: tl.constexpr, FOLD_SCALE: tl.constexpr, STATISTICS: tl.constexpr,
     CAUSAL: tl.constexpr, EVEN: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -413,7 +421,7 @@ def query_gradient_kernel(
         store_rows(scaled_gradient, first_query + start, inside, grad_query_strides[2], scaled, BLOCK_Q, HEAD_DIM, DIM)
     if DROPOUT:  # 1/(1 - p) is applied to the sum
         gain, log_gain = gain / inverse, log_gain / inverse
-        row_key = dropout_key(seed, batch, head, first_query + rows)[:, None]
+        row_key = dropout_key(load_seed(seed, seed_at), batch, head, first_query + rows)[:, None]
 
     dq = tl.zeros([BLOCK_Q, DIM], dtype=tl.float32)
     first, all_from, whole, end = visible_keys(start, queries, keys, offset, window, CAUSAL, BLOCK_Q, BLOCK_K)
@@ -452,7 +460,7 @@ def key_value_gradient_kernel(
     scaled_gradient, scaled_gain, scaled_log_gain, query, key, value, key_padding_mask, grad_key, grad_value, tiles,
     query_offset, window, scaled_gradient_strides, query_strides, key_strides, value_strides, padding_stride,
     grad_key_strides,
-    tile_count, heads, group, queries, keys, scale, seed: tl.int64, threshold,
+    tile_count, heads, group, queries, keys, scale, seed: tl.int64, seed_at, threshold,
     ACTIVATION: tl.constexpr, CLOSED_AT_ZERO: tl.constexpr, FOLD_SCALE: tl.constexpr, STATISTICS: tl.constexpr,
     CAUSAL: tl.constexpr, EVEN: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -509,7 +517,7 @@ def key_value_gradient_kernel(
                 u = tl.where(is_seen(columns[:, None], rows[None, :] + offset, window), u, 0.0)
             score, weight = x, u
             if DROPOUT:
-                row_key = dropout_key(seed, batch, head, first_query + rows)[None, :]
+                row_key = dropout_key(load_seed(seed, seed_at), batch, head, first_query + rows)[None, :]
                 keep = kept(row_key, start, threshold, BLOCK_Q, BLOCK_K)
                 score, weight = tl.where(keep, x, 0.0), tl.where(keep, u, 0.0)
                 du = tl.where(keep, du, 0.0)

@@ -180,16 +180,24 @@ class _Launch(NamedTuple):
 def _plan(query: Tensor, key: Tensor, value: Tensor, specification: Specification) -> tuple[_Plan, dict[str, Any]]:
     """The plan of a call, and the tensors that the kernels are given; a kernel takes those that it names."""
     mask, seed, offset = specification.key_padding_mask, specification.seed, specification.keys_before
+    if isinstance(offset, int):
+        offset = max(-(2**30), min(offset, 2**30))  # as in the kernels, whose argument is an int32
     if mask is not None and mask.stride(-1) != 1:
         mask = mask.contiguous()
     tensors = query, key, value, specification.row_scale, mask
     forms = tuple(None if item is None else (item.shape, item.stride(), item.dtype) for item in tensors)
-    rest = specification.cu_seqlens_q is not None, getattr(offset, "dtype", int), query.device
+    seed_at = seed if seed is not None and _is_on_device(seed) else None
+    rest = specification.cu_seqlens_q is not None, getattr(offset, "dtype", int), seed_at is None, query.device
     options = specification.activation, specification.scale, specification.causal, specification.window
     tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
     plan = _plan_of(forms, rest, (tf32, specification.statistics_count, *options, specification.dropout_p))
     arguments = {"query": query, "key": key, "value": value, "row_scale": tensors[3], "key_padding_mask": mask}
-    return plan, arguments | {"query_offset": offset, "seed": 0 if seed is None else int(seed)}
+    seed = 0 if seed is None or seed_at is not None else int(seed)
+    return plan, arguments | {"query_offset": offset, "seed": seed, "seed_at": seed_at}
+
+
+def _is_on_device(seed: Tensor) -> bool:
+    return seed.device.type != "cpu"
 
 
 @functools.lru_cache(maxsize=512)

@@ -128,7 +128,7 @@ def _into_gradient(logits: Tensor, labels: Tensor, label_smoothing: float, wante
         probabilities = torch.softmax(rows, 1, dtype=sums)
         # The largest probability of a row is 1 / Σ exp(logit - largest logit).
         losses = rows.amax(1).to(sums) - probabilities.amax(1).log()
-        losses -= (1 - label_smoothing) * rows.gather(1, targets).squeeze(1).to(sums)
+        losses -= (1 - label_smoothing) * _of_targets(rows, targets).to(sums)
         if label_smoothing:
             losses -= label_smoothing * rows.mean(1, dtype=sums)
         loss += losses.sum()
@@ -137,6 +137,20 @@ def _into_gradient(logits: Tensor, labels: Tensor, label_smoothing: float, wante
             probabilities.scatter_add_(1, targets, probabilities.new_full(targets.shape, label_smoothing - 1))
             rows.copy_(probabilities)
     return loss
+
+
+def _of_targets(rows: Tensor, targets: Tensor) -> Tensor:
+    """The logit of each row's target, (n,)."""
+    try:
+        return rows.gather(1, targets).squeeze(1)
+    except RuntimeError as error:  # of a CPU, as `cross_entropy` raises it
+        lowest, highest = map(int, targets.aminmax())
+        if lowest >= 0 and highest < rows.shape[1]:
+            raise
+        raise IndexError(
+            f"labels holds ids from {lowest} to {highest}; the vocabulary of {rows.shape[1]} tokens has 0 to "
+            f"{rows.shape[1] - 1}."
+        ) from error
 
 
 def _product(hidden: Tensor, weight: Tensor) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:

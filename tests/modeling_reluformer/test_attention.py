@@ -214,5 +214,13 @@ def test_the_masks_of_the_library_s_own_functions():
     assert torch.equal(library_mask("sdpa", Visibility(padding), 3, 3, cpu), padding[:, None, None])
     for name in ("sdpa", "flash_attention_2"):
         assert library_mask(name, Visibility(torch.ones_like(padding), causal=True), 3, 3, cpu) is None
+    # FlashAttention's function would take a source's padding for that of the queries, and keys to be written for real
+    for visibility, cross in (
+        (Visibility(padding), True),
+        (Visibility(causal=True, query_offset=torch.tensor(2)), False),
+    ):
+        with pytest.raises(ValueError, match=r"A static cache, and a source with padding .* not 'flash_attention_2'"):
+            library_mask("flash_attention_2", visibility, 1, 3, cpu, cross)
+    assert library_mask("flash_attention_2", Visibility(torch.ones_like(padding)), 1, 3, cpu, True) is None
     behind_a_cache = Visibility(causal=True, query_offset=2)
     assert torch.equal(library_mask("sdpa", behind_a_cache, 2, 4, cpu), behind_a_cache.dense(2, 4, cpu))

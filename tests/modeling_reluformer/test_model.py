@@ -14,6 +14,7 @@ from reluformer.modeling_reluformer.attention_reluformer import Visibility
 from reluformer.modeling_reluformer.configuration_reluformer import valid_attention_implementations
 from reluformer.modeling_reluformer.layers_reluformer import AttentionContext, GatedRMSNorm
 from reluformer.modeling_reluformer.loss_reluformer import Measured
+from reluformer.modeling_reluformer.modeling_reluformer import _OF_DECODER_LAYERS, ReLUFormerLayer
 
 from ..conftest import random_tokens, skip_without_entmax, tiny_config, tiny_model
 from .cases import decoder_model, needs_compiled_library, padded, pictures, python_loop, vision_model
@@ -277,3 +278,41 @@ def assert_compiled_step_is_equal(loop: str, preset: str, length: int, backend: 
     found.loss.backward()
     for (name, first), second in zip(model.named_parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(second.grad, first.grad, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def replica_of(model):
+    """As `DataParallel` makes them: a copy of each module whose weights are tensors, and no parameters."""
+    modules = [*model.modules()]
+    copies = dict(zip(modules, (module._replicate_for_data_parallel() for module in modules), strict=True))
+    for module, copied in copies.items():
+        for name, child in module.named_children():
+            setattr(copied, name, copies[child])
+        for name, weight in module._parameters.items():
+            setattr(copied, name, None if weight is None else weight * 1)
+    return copies[model]
+
+
+@pytest.mark.parametrize("make", [tiny_model, decoder_model, vision_model])
+def test_a_replica_without_parameters_has_the_loss_of_its_model(make):
+    model = make().train()
+    if make is vision_model:
+        batch = {"pixel_values": pictures(2), "labels": torch.tensor([0, 1])}
+    else:
+        batch = {"input_ids": random_tokens(2, 7), "labels": random_tokens(2, 7, seed=1)}
+    replica = replica_of(model)
+    assert not [*replica.parameters()]
+    found, expected = (each.eval()(**batch).loss for each in (replica, model))
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.skipif(
+    _OF_DECODER_LAYERS is ReLUFormerLayer, reason="needs a newer Transformers, which keeps single states"
+)
+def test_the_last_state_of_a_stack_is_that_of_its_own_depth():
+    model = tiny_model(encoder_layers=1, decoder_layers=3)
+    inputs = {"input_ids": random_tokens(2, 6), "decoder_input_ids": random_tokens(2, 4, seed=1)}
+    whole = model(**inputs, output_hidden_states=True)
+    last = model(**inputs, output_hidden_states=[-1])
+    for name in ("encoder_hidden_states", "decoder_hidden_states"):
+        (found,) = [state for state in last[name] if state is not None]
+        torch.testing.assert_close(found, whole[name][-1])

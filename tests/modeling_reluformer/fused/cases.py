@@ -119,7 +119,8 @@ def masks(batch: int, queries: int, keys: int) -> Iterator[dict[str, Any]]:
     yield {"key_padding_mask": torch.zeros_like(left)}
     yield {"causal": True, "query_offset": offset}
     yield {"causal": True, "query_offset": -2}
-    yield {"causal": True, "query_offset": 10**6}
+    yield {"causal": True, "query_offset": 2**40}
+    yield {"causal": True, "query_offset": torch.tensor(-(2**40))}
     yield {"causal": True, "query_offset": torch.tensor(1), "key_padding_mask": left}
 
 

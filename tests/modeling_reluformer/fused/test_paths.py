@@ -39,6 +39,24 @@ def path(request, monkeypatch):
     yield from forced_path(request.param, monkeypatch)
 
 
+def test_a_seed_on_the_device_draws_the_same_mask(path, monkeypatch):
+    """As in a captured graph, which would keep a number."""
+    if path.name != "triton":
+        pytest.skip("the other paths run on a CPU, or take numbers alone")
+    from reluformer.modeling_reluformer.fused import triton_launch
+
+    tensors = [torch.randn(1, 2, 20, 16, requires_grad=True) for _ in range(3)]
+
+    def draw():
+        torch.manual_seed(3)
+        output, *sums = relu_attention(*tensors, gamma=4.0, dropout_p=0.5, statistics=ALL)
+        return output, *torch.autograd.grad(output.square().sum() + sum(map(torch.sum, sums)), tensors)
+
+    expected = draw()
+    monkeypatch.setattr(triton_launch, "_is_on_device", lambda seed: True)
+    assert all(map(torch.equal, draw(), expected))
+
+
 # The compiled loop takes up to 6 queries without copies of the keys; its tiles have 128 queries and 256 keys.
 @pytest.mark.parametrize(
     ("queries", "keys"),

@@ -140,6 +140,15 @@ VOCABULARIES = {
 }
 
 
+@pytest.mark.parametrize("label", [-1, 40])
+def test_a_label_outside_the_vocabulary_is_an_index_error(label):
+    model, batch = tiny_model(vocab_size=40), batch_of_three()
+    batch["labels"][0, -1] = label  # which is no input of the decoder
+    for skip_logits in (False, True):
+        with pytest.raises(IndexError, match=f"Target {label} is out|labels holds ids from .*{label}.*has 0 to 39"):
+            model(**batch, skip_logits=skip_logits)
+
+
 @pytest.mark.parametrize("fields", VOCABULARIES.values(), ids=VOCABULARIES)
 def test_a_model_has_the_same_loss_and_gradients_without_logits(fields):
     batch = batch_of_three()
