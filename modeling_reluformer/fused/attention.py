@@ -52,7 +52,7 @@ def relu_attention(
         O_i = sum_j s_ij v_j        S_i = sum_j s_ij        T_i = sum_j s_ij log s_ij        (H_i = log S_i - T_i / S_i)
 
     Args:
-        query: (batch, heads, queries, head_dim), any strides. float64, float32, bfloat16 or float16 (train with loss scaling).
+        query: (batch, heads, queries, head_dim), any strides. float64, float32, bfloat16, float16 (with loss scaling).
         key, value: (batch, key_heads, keys, head_dim), in the dtype of the query; neighbouring query heads share a head
             of keys. NaN and infinity in a value reach each query that sees its key, with `causal` others as well.
         gamma: of the scaling "variance", r_i = 1 / (gamma sqrt(n_i / 2)) with n_i visible keys; 16 suits up to 1,024
