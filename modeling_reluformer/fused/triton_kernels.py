@@ -475,6 +475,8 @@ def key_value_gradient_kernel(
     columns = start + tl.arange(0, BLOCK_K)
     real = real_keys(key_padding_mask, batch, padding_stride, first_key, columns, keys)
     offset = load_offset(query_offset)
+    if DROPOUT:
+        seed = load_seed(seed, seed_at)
     key = head_of(key, batch, key_head, key_strides)
     value = head_of(value, batch, key_head, value_strides)
     k = load_rows(key, first_key + start, real, key_strides[2], BLOCK_K, HEAD_DIM, DIM, True)
@@ -517,7 +519,7 @@ def key_value_gradient_kernel(
                 u = tl.where(is_seen(columns[:, None], rows[None, :] + offset, window), u, 0.0)
             score, weight = x, u
             if DROPOUT:
-                row_key = dropout_key(load_seed(seed, seed_at), batch, head, first_query + rows)[None, :]
+                row_key = dropout_key(seed, batch, head, first_query + rows)[None, :]
                 keep = kept(row_key, start, threshold, BLOCK_Q, BLOCK_K)
                 score, weight = tl.where(keep, x, 0.0), tl.where(keep, u, 0.0)
                 du = tl.where(keep, du, 0.0)

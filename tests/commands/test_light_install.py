@@ -5,7 +5,6 @@ import subprocess
 import sys
 from functools import cache
 from importlib.metadata import distribution, packages_distributions
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -15,7 +14,6 @@ from reluformer.commands import main as cli
 
 from ..conftest import demo_tokenizer, tiny_model
 
-ROOT = Path(__file__).parents[2]
 # With None in their place, `import` says that they are missing.
 WITHOUT = """
 import sys
@@ -53,7 +51,7 @@ def without_extras(*arguments: str, **options: str) -> subprocess.CompletedProce
 
 
 def test_the_light_install_translates(tmp_path):
-    assert {"datasets", "jsonargparse", "matplotlib", "sacrebleu", "pyarrow"} <= {*names_of_the_extras()}
+    assert {"datasets", "jsonargparse", "matplotlib", "sacrebleu", "onnxruntime", "pyarrow"} <= {*names_of_the_extras()}
     tokenizer = demo_tokenizer(50)
     tiny_model(vocab_size=len(tokenizer)).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
