@@ -80,9 +80,9 @@ class _Dumper(yaml.SafeDumper):
     """Quotes a text that either loader, YAML's own or the one above, would read as something else."""
 
 
-for _reader in (_Loader, _Dumper):
-    _pattern = re.compile(r"[-+]?[\d.]+[eE][-+]?\d+$")
-    _reader.add_implicit_resolver("tag:yaml.org,2002:float", _pattern, [*"-+.0123456789"])
+_EXPONENTIAL = ("tag:yaml.org,2002:float", re.compile(r"[-+]?[\d.]+[eE][-+]?\d+$"), [*"-+.0123456789"])
+_Loader.add_implicit_resolver(*_EXPONENTIAL)
+_Dumper.add_implicit_resolver(*_EXPONENTIAL)
 
 
 def _plain_values(text: str | bytes, where: str) -> Any:
