@@ -16,9 +16,8 @@ def run(arguments: list[str]) -> int:
         "--data.text",
         dest="text",
         choices=("plain", "moses"),
-        help="moses: Moses has tokenised the corpus, and scores are of the text detokenised; default: the recipe's, in "
-        "which it "
-        "is kept",
+        help="moses: Moses has tokenised the corpus, so scores are of the detokenised text; the run's recipe keeps "
+        "what is given, and has the default",
     )
     parser.add_argument("--samples", type=int, help="translations printed beside their references")
     options = parser.parse_args(arguments)

@@ -107,7 +107,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     )
     trainer.train()
     trainer.save_model()
-    # of the loss, the regulariser is no part of the perplexity
+    # the perplexity is that of the loss without the regulariser
     trainer.model.config.regularization_weight = 0.0
     nats = trainer.evaluate()["eval_loss"]
     tokens = sum(

@@ -234,4 +234,5 @@ def _machine(record: Mapping[str, Any]) -> str:
     if machine.get("accelerators") and not str(record.get("device")).startswith("cpu"):
         return ", ".join(machine["accelerators"])
     threads = machine.get("torch_threads")
-    return ", ".join(part for part in (machine.get("cpu"), f"{threads} threads" if threads else None) if part)
+    of_threads = f"{threads} thread{'s' if threads > 1 else ''}" if threads else None
+    return ", ".join(part for part in (machine.get("cpu"), of_threads) if part)

@@ -29,8 +29,8 @@ class ZerosCallback(TrainerCallback):
 
     Args:
         l1_weights: weights of the L1 term of the loss (`ffn_l1_weight`), one for each stage of ProSparse (arXiv
-            2402.13516): the first is constant, and each later stage rises from the weight before along a sine. Empty:
-            no schedule.
+            2402.13516): the first is constant, and each later stage goes from the weight before to its own along a
+            sine. Empty: no schedule.
         l1_steps: the update at which each stage ends; after the last one its weight stays.
         threshold: what `ffn_threshold` becomes; 0: it stays as it is.
         threshold_step: from which update on; None: when training is over, as in ProSparse.

@@ -158,7 +158,7 @@ def _tally(loaded: Loaded, verdicts: Verdicts) -> list[str]:
     return [
         "### The claims",
         "",
-        "How our figures stand to what each paper states. A statement counts once, however often it was tested.",
+        "How our figures compare with what each paper states. A statement counts once, however often it was tested.",
         "",
         *table(["paper", "about", *words], rows),
         "",

@@ -60,7 +60,7 @@ def relu_attention(
         scaling, alpha: "variance"; "length", r_i = n_i^-alpha with alpha from 0 to 2, default 1; "none", r_i = 1.
         row_scale: in place of these three, r_i > 0 itself, (batch, 1 or heads, queries). Gets a gradient.
         causal: key j is visible to query i only if j <= i + query_offset. scale: default 1/sqrt(head_dim).
-        window: with causal, and only if j > i + query_offset - window, in time that follows the window, not the text.
+        window: with causal, also only if j > i + query_offset - window; time grows with the window, not the text.
         key_padding_mask: boolean (batch, keys), True for real tokens; padding may stand anywhere, and hold anything.
         activation: h, see `attention_reluformer.POINTWISE`. dropout_p: dropout of the weights, after the statistics.
         statistics: "none", "sum" (S) or "sum+entropy" (S and T).

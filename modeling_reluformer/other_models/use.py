@@ -37,7 +37,7 @@ _FUSED_SOFTMAX = "scaled_dot_product_attention"
 def use_relu_attention(model: PreTrainedModel, **settings: Any) -> PreTrainedModel:
     """Gives a model ReLU attention: checks and writes the settings into its config, and sets `attn_implementation`.
 
-    Other than `config.reluformer = {...}` with `model.set_attn_implementation("reluformer")`, it finds mistakes at once
+    Unlike `config.reluformer = {...}` with `model.set_attn_implementation("reluformer")`, it finds mistakes at once
     and saves the name: after `import reluformer`, `from_pretrained` restores ReLU attention; without it,
     `from_pretrained` raises an error.
 

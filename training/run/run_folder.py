@@ -161,7 +161,8 @@ def require_same_settings(recipe: Recipe, checkpoint: Path) -> None:
     of_any_length = recipe.training.lr_scheduler_type in _SCHEDULES_OF_ANY_LENGTH and not warms_up_by_share
     may_change = (*_MAY_CHANGE, *(_LENGTH if of_any_length else ()))
     for key in {**before, **now}:
-        old, new = before.get(key, _default_of(recipe, key)), now.get(key, "the default")
+        old = before[key] if key in before else _default_of(recipe, key)
+        new = now.get(key, "the default")
         if old != new and not key.startswith(may_change):
             what = f"{key} (processes × gradient_accumulation_steps)" if key == "batches_per_update" else key
             raise UserError(f"{checkpoint}: was trained with {what} {old!r}, the recipe says {new!r}; {_TRAIN_ANEW}")
