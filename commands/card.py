@@ -17,5 +17,5 @@ def run(arguments: list[str]) -> int:
 
     from reluformer.hub_cards.card import write_card
 
-    print(write_card(**vars(options)))
+    print(write_card(**vars(options), keep_scores=True))
     return 0

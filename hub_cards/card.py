@@ -12,6 +12,7 @@ import jinja2  # noqa: F401  (the card's template needs it, and huggingface_hub 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import PreTrainedConfig
 
+from reluformer.configuration.errors import UserError
 from reluformer.configuration.scores import SCORES, TOLD_SCORES, Score
 from reluformer.hub_cards.model_folder import ModelFolder, is_number
 from reluformer.modeling_reluformer.fused.activations import ACTIVATIONS
@@ -77,11 +78,21 @@ def render_card(
     return re.sub(r"\n{3,}", "\n\n", str(card)).rstrip() + "\n"
 
 
-def write_card(folder: str | Path, **options: Any) -> Path:
-    """Writes `render_card` to README.md in the folder, over an older card, and returns its path."""
-    path = Path(folder) / CARD_FILE
-    write_whole(path, render_card(folder, **options))  # a card marks a run as finished
+def write_card(folder: str | Path, *, keep_scores: bool = False, **options: Any) -> Path:
+    """Writes `render_card` to README.md in the folder, over an older card, and returns its path.
+
+    Raises:
+        UserError: with keep_scores, the older card has scores, and nothing in the folder records any for the new one.
+    """
+    path, text = Path(folder) / CARD_FILE, render_card(folder, **options)
+    if keep_scores and path.is_file() and _has_scores(path.read_text(encoding="utf-8")) and not _has_scores(text):
+        raise UserError(f"{path}: has scores that no other file of the folder records; rename it to write a card anew")
+    write_whole(path, text)  # a card marks a run as finished
     return path
+
+
+def _has_scores(card: str) -> bool:
+    return bool(ModelCard(card, ignore_metadata_errors=True).data.eval_results)
 
 
 def attention_formula(config: PreTrainedConfig) -> str:

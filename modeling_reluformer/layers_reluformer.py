@@ -86,6 +86,17 @@ def require_positions(length: int, most: int) -> None:
         )
 
 
+def require_labels(labels: Tensor, tokens: Tensor | None) -> None:
+    """Raises a `ValueError` for labels that are not int64 of the shape (batch, length), one for each of the tokens:
+    ids, or embeddings. None: not known yet."""
+    expected = None if tokens is None else tuple(tokens.shape[:2])
+    if labels.ndim != 2 or labels.dtype != torch.int64 or expected not in (None, tuple(labels.shape)):
+        raise ValueError(
+            f"labels must be int64 of the shape {expected or '(batch, length)'}, one for each token; "
+            f"got {labels.dtype} {tuple(labels.shape)}."
+        )
+
+
 def tokens_in(cache: Cache | None) -> int | Tensor:
     """How many tokens a cache holds; of a static cache a tensor, copied since it counts in place while the layers
     write."""

@@ -27,6 +27,7 @@ from .layers_reluformer import (
     ReLUFormerPreNormLayer,
     attention_context,
     checked_keywords,
+    require_labels,
     require_positions,
     run_layers,
     token_positions,
@@ -155,7 +156,7 @@ class ReLUFormerDecoderModel(ReLUFormerDecoderPreTrainedModel):
             rotation=rotation,
         )
         if self.embed_positions is not None:
-            inputs_embeds = inputs_embeds + self.embed_positions(position_ids)
+            inputs_embeds = inputs_embeds + self._look_up_positions(position_ids)
         hidden_states = nn.functional.dropout(inputs_embeds, p=self.config.embedding_dropout, training=self.training)
         cached = {CACHE_NAME: cache}
         layers = islice(self.layers, self.config.num_hidden_layers)  # fewer in `generate` with assistant_early_exit
@@ -163,6 +164,17 @@ class ReLUFormerDecoderModel(ReLUFormerDecoderPreTrainedModel):
         return ReLUFormerDecoderModelOutput(
             last_hidden_state=self.norm(hidden_states), attention_sums=sums, ffn_norms=norms, **cached
         )
+
+    def _look_up_positions(self, position_ids: Tensor) -> Tensor:
+        try:
+            return self.embed_positions(position_ids)
+        except IndexError as error:  # of a CPU; generate() gives positions of its own, of which some may be too high
+            lowest, highest = map(int, position_ids.aminmax())
+            most = self.config.max_position_embeddings
+            raise IndexError(
+                f"position_ids are from {lowest} to {highest}; max_position_embeddings={most} has 0 to {most - 1}: "
+                "shorten the sequence or max_new_tokens, or take a model with more positions."
+            ) from error
 
 
 def packed_segments(position_ids: Tensor | None, attention_mask: Tensor | None, cache: Cache | None) -> Tensor | None:
@@ -233,8 +245,9 @@ class ReLUFormerForCausalLM(ReLUFormerDecoderPreTrainedModel, GenerationMixin):
             labels: (batch, length), the input ids, -100 where a token is no target; they are shifted here, as in
                 Transformers.
             segment_ids: (batch, length): for packed sequences, the number of each token's sequence from 1, 0 for
-                padding; equal numbers side by side. A cache that such a call fills says nothing of them: tokens that
-                follow would see them all.
+                padding; equal numbers side by side. No label of a first token is a target: under a Trainer, set it to
+                -100, or it counts in num_items_in_batch. A cache that such a call fills says nothing of them: tokens
+                that follow would see them all.
             logits_to_keep: how many of the last positions get logits, or which; 0: all.
             num_items_in_batch, skip_logits, module_sample: as in `ReLUFormerForConditionalGeneration.forward`.
             kwargs: among others `shift_labels`, (batch, length), in place of `labels`: the label that each position
@@ -254,6 +267,9 @@ class ReLUFormerForCausalLM(ReLUFormerDecoderPreTrainedModel, GenerationMixin):
         shift_labels, measured = kwargs.pop("shift_labels", None), None
         if labels is not None or shift_labels is not None:
             use_cache = False if self.training else use_cache
+            for given in (labels, shift_labels):
+                if given is not None:
+                    require_labels(given, inputs_embeds if input_ids is None else input_ids)
             if segment_ids is None:
                 segment_ids = packed_segments(position_ids, attention_mask, cache)
             labels = next_token_labels(labels, segment_ids) if shift_labels is None else shift_labels

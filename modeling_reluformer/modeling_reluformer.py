@@ -44,6 +44,7 @@ from .layers_reluformer import (
     dropped,
     feed_forward_activation,
     join_sums,
+    require_labels,
     require_positions,
     run_layers,
     token_positions,
@@ -513,14 +514,11 @@ class ReLUFormerForConditionalGeneration(SharedSources, ReLUFormerPreTrainedMode
         measured = (None, None)
         if labels is not None:
             use_cache = False
+            require_labels(labels, decoder_inputs_embeds if decoder_input_ids is None else decoder_input_ids)
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels, decoder_segment_ids)
-            target = decoder_inputs_embeds if decoder_input_ids is None else decoder_input_ids
             source = input_ids if inputs_embeds is None else inputs_embeds
             source = encoder_outputs[0] if source is None else source
-            if labels.shape != target.shape[:2]:
-                shape, expected = tuple(labels.shape), tuple(target.shape[:2])
-                raise ValueError(f"labels must have the shape of the decoder's input, {expected}; got {shape}.")
             require_same_batch(source, labels)
             dtype = self._wide_dtype()
             rows = sentence_rows(labels, attention_mask, source.shape[1], segment_ids, decoder_segment_ids, dtype)
@@ -578,8 +576,14 @@ class ReLUFormerForConditionalGeneration(SharedSources, ReLUFormerPreTrainedMode
         segment_ids: (batch, target), see `forward`: each packed sequence is shifted by itself.
 
         Raises:
-            ValueError: labels padded on the left, or a packed sequence that begins with -100.
+            ValueError: labels padded on the left, or a packed sequence that begins with -100; a configuration without
+                decoder_start_token_id or pad_token_id.
         """
+        for name in ("decoder_start_token_id", "pad_token_id"):
+            if getattr(self.config, name) is None:
+                raise ValueError(
+                    f"config.{name} is None, but the decoder's input is made with it: set it to a token's id."
+                )
         if segment_ids is None:
             segment_ids = torch.ones_like(labels)
         starts = (positions_from_segments(segment_ids) == 0) & (segment_ids > 0)

@@ -15,7 +15,9 @@ from transformers import (
     AutoModelForImageClassification,
     AutoModelForSeq2SeqLM,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from .configuration_decoder import ReLUFormerDecoderConfig
 from .modeling_decoder import ReLUFormerDecoderModel, ReLUFormerForCausalLM
 from .modeling_reluformer import ReLUFormerForConditionalGeneration, ReLUFormerModel
 from .modeling_vision import ReLUFormerForImageClassification, ReLUFormerVisionModel
@@ -39,6 +41,8 @@ def register() -> None:
         for model in models:
             AutoConfig.register(model.config_class.model_type, model.config_class, exist_ok=True)
             auto_class.register(model.config_class, model, exist_ok=True)
+    # The Trainer's label_smoothing_factor shifts the labels of the classes that are named here, and of no others.
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[ReLUFormerDecoderConfig.model_type] = ReLUFormerForCausalLM.__name__
     AttentionInterface.register(ATTENTION_NAME, relu_attention_forward)
     AttentionMaskInterface.register(ATTENTION_NAME, relu_attention_mask)
     register_module_module_registration_hook(prepare_construction)  # see `other_models.use`

@@ -377,6 +377,10 @@ class Translator:
             self._fast[self._computed] = state, fast
         return fast
 
+    def __getstate__(self) -> dict[str, Any]:
+        # for copy.deepcopy, and for pickle in other processes: what is compiled is made again at the next call
+        return {**vars(self), "_fast": {}}
+
     def _say(self, line: str, options: Options) -> None:
         """Once; quietly where `generate` is the usual way, on a GPU and for exported models, and nothing else was asked
         for."""
@@ -396,13 +400,16 @@ class Translator:
             self.model.train(training)
 
 
+@torch.no_grad()
 def _state_of(model: PreTrainedModel) -> list[tuple]:
     """What a `FastTranslationModel` copies of a model: it differs as soon as one of these has changed."""
     config, generation, weights = model.config, model.generation_config, [*model.parameters(), *model.buffers()]
-    # a tensor of inference mode counts no changes, and a fused optimizer tells of none: biases and norms do
     versions = [(weight.data_ptr(), None if weight.is_inference() else weight._version) for weight in weights]
+    # A tensor of inference mode counts no changes, and neither a fused optimizer nor PEFT's merging tells of any. To add
+    # up all weights would take too long: of a matrix, one number of each of up to 32 rows.
     vectors = [weight for weight in weights if weight.dim() == 1]
-    total = float(torch.cat([torch.empty(0), *vectors]).double().sum())
+    columns = [weight[:: len(weight) // 32 + 1, 0] for weight in weights if weight.dim() == 2]
+    total = float(torch.cat([torch.empty(0), *vectors, *columns]).double().sum())
     scales = config.attention_scaling, config.attention_gamma, config.attention_alpha
     return [*versions, (total, scales, generation.eos_token_id, generation.decoder_start_token_id)]
 

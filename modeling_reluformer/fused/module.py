@@ -59,11 +59,10 @@ class AttentionSettings:
         Raises:
             TypeError: an unknown setting. ValueError: as the constructor.
         """
-        known = [field.name for field in fields(cls)]
-        for name in settings.keys() - set(known):
-            near = difflib.get_close_matches(name.removeprefix("attention_"), known, n=1)
+        for name in settings.keys() - set(SETTINGS):
+            near = difflib.get_close_matches(name.removeprefix("attention_"), SETTINGS, n=1)
             guess = f"did you mean {near[0]}? They" if near else "they"
-            raise TypeError(f"{name!r} is no setting of ReLU attention; {guess} are {', '.join(known)}.")
+            raise TypeError(f"{name!r} is no setting of ReLU attention; {guess} are {', '.join(SETTINGS)}.")
         return cls(**settings)
 
     def __post_init__(self) -> None:
@@ -100,6 +99,9 @@ class AttentionSettings:
                 f"L_reg needs weights that are never negative ({', '.join(NON_NEGATIVE)}); those of "
                 f"{self.activation!r} can be. Leave L_reg out, or choose another activation."
             )
+
+
+SETTINGS = tuple(field.name for field in fields(AttentionSettings))  # here, as no graph of torch.compile can ask
 
 
 def attend_visible(

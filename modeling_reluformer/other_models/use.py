@@ -69,8 +69,9 @@ def use_relu_attention(model: PreTrainedModel, **settings: Any) -> PreTrainedMod
         raise ValueError(
             "entropy_margin belongs to a regularization_weight above 0: give both, or leave entropy_margin out."
         )
-    checked = vars(AttentionSettings.of(settings))
-    checked = {name: value for name, value in checked.items() if value is not None}
+    checked = {name: value for name, value in vars(AttentionSettings.of(settings)).items() if value is not None}
+    # numbers of NumPy, too, become those of Python, with which a configuration can be saved
+    checked = {name: value if isinstance(value, str) else float(value) for name, value in checked.items()}
     with_config = [part for part in model.modules() if isinstance(getattr(part, "config", None), PreTrainedConfig)]
     models = [part for part in with_config if isinstance(part, PreTrainedModel)]
     for part in models:

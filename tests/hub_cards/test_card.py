@@ -253,6 +253,14 @@ def test_the_command_writes_the_card(run, capsys):
     assert (run / "README.md").read_text(encoding="utf-8") == render_card(run, license="mit", repo_id="me/little")
 
 
+def test_the_command_does_not_drop_scores_that_only_the_card_has(run, bare, capsys):
+    scores = render_card(run)
+    (bare / "README.md").write_text(scores, encoding="utf-8")
+    assert cli.main(["card", "--model", str(bare)]) == 2
+    assert "has scores that no other file of the folder records" in capsys.readouterr().err
+    assert (bare / "README.md").read_text(encoding="utf-8") == scores
+
+
 @pytest.mark.parametrize("preset", ["reluformer", "vanilla", "entmax15", "rela", "relu_vit"])
 def test_every_preset_has_a_formula_and_only_one_is_called_a_reluformer(preset, tmp_path):
     config = ReLUFormerConfig.from_preset(preset, **TINY)

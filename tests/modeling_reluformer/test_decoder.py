@@ -186,7 +186,10 @@ def test_a_training_with_labels_keeps_no_keys_and_values():
         ({"input_ids": None, "inputs_embeds": torch.zeros(3, 9, 23)}, ValueError, r"\(batch, length, 24\)"),
         ({"labels": token_ids(), "logits_to_keep": 1}, ValueError, r"for \(3, 1\) tokens that get logits; got \(3, 9"),
         ({"labels": token_ids(), "logits_to_keep": 1, "skip_logits": True}, ValueError, "one label for each token"),
-        ({"labels": token_ids(1), "skip_logits": True}, ValueError, r"for \(3, 9\) tokens that get logits; got \(1, 9"),
+        ({"labels": token_ids(1)}, ValueError, r"int64 of the shape \(3, 9\), one for each token; got .* \(1, 9\)"),
+        ({"labels": token_ids().int()}, ValueError, r"labels must be int64 .* got torch.int32 \(3, 9\)"),
+        ({"shift_labels": token_ids()[0]}, ValueError, r"labels must be int64 .* got torch.int64 \(9,\)"),
+        ({"position_ids": torch.arange(35, 44)[None]}, IndexError, "from 35 to 43; max_position_embeddings=40 has 0"),
         ({"attention_mask": torch.ones(3, 8)}, ValueError, r"\(batch, keys\) = \(3, 9\) or"),
         ({"attention_mask": -torch.ones(3, 9)}, ValueError, "has other values"),
         ({"segment_ids": torch.ones(3, 8, dtype=torch.long)}, ValueError, "segment ids"),
@@ -388,3 +391,12 @@ def test_trl_packs_and_trains_with_the_models_own_loss_as_the_plain_trainer_does
     WithOwnLoss(models[1], arguments, train_dataset=data, processing_class=word_tokenizer()).train()
     for plain, tuned in zip(*(model.parameters() for model in models), strict=True):
         torch.testing.assert_close(tuned, plain, atol=1e-3, rtol=0)
+
+
+def test_smoothing_by_the_trainer_shifts_the_labels(tmp_path):
+    model, ids = decoder_model(**RELU | {"regularization_weight": 0.0}), token_ids()
+    arguments = TrainingArguments(tmp_path, label_smoothing_factor=0.1, use_cpu=True, report_to="none")
+    loss = Trainer(model, arguments).compute_loss(model, {"input_ids": ids, "labels": ids})
+    logits = model(ids).logits[:, :-1].flatten(0, 1)
+    expected = torch.nn.functional.cross_entropy(logits, ids[:, 1:].flatten(), label_smoothing=0.1)
+    torch.testing.assert_close(loss, expected)

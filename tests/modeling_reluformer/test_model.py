@@ -37,6 +37,13 @@ def test_wrong_calls_say_what_is_wrong():
         model(input_ids=source, decoder_input_ids=target, segment_ids=torch.ones_like(source))
     with pytest.raises(ValueError, match="padded on the left"):
         model(input_ids=source, labels=padded(target, 2, "left", -100))
+    for labels in (target.int(), target[0], target[:, :, None]):
+        with pytest.raises(ValueError, match=r"labels must be int64 of the shape \(batch, length\)"):
+            model(input_ids=source, labels=labels)
+    with pytest.raises(ValueError, match=r"labels must be int64 of the shape \(2, 7\), .* got torch.int64 \(2, 5\)"):
+        model(input_ids=source, decoder_input_ids=source, labels=target)
+    with pytest.raises(ValueError, match=r"config\.pad_token_id is None"):
+        tiny_model(pad_token_id=None)(input_ids=source, labels=target)
     segments = {"segment_ids": torch.ones_like(source), "decoder_segment_ids": torch.tensor([[1, 1, 1, 2, 2]] * 2)}
     first_missing = target.masked_fill(torch.tensor([False, False, False, True, False]), -100)
     with pytest.raises(ValueError, match="padded on the left"):

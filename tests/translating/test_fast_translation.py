@@ -3,6 +3,7 @@
 import copy
 import logging
 import math
+import pickle
 from types import SimpleNamespace
 
 import pytest
@@ -357,7 +358,7 @@ def test_a_hook_that_acts_in_training_alone_leaves_the_compiled_path():
     assert fast_translation._reason_against_modules(model) is None
 
 
-@pytest.mark.parametrize("changed", ["hook", "norm", "bias", "start", "gamma", "scaling"])
+@pytest.mark.parametrize("changed", ["hook", "norm", "bias", "matrix", "start", "gamma", "scaling"])
 def test_what_was_changed_in_the_model_is_translated_as_generate_does(changed):
     tokenizer = demo_tokenizer(200)
     model = tiny_model(activation_function="relu", vocab_size=len(tokenizer))
@@ -369,6 +370,8 @@ def test_what_was_changed_in_the_model_is_translated_as_generate_does(changed):
         model.model.encoder.layers[0].final_layer_norm = torch.nn.Identity()
     elif changed == "bias":
         model.lm_head.bias = torch.nn.Parameter(10 * torch.randn(len(tokenizer)))
+    elif changed == "matrix":  # as PEFT merges an adapter: neither the tensor nor its version changes
+        model.model.decoder.layers[0].fc2.weight.data.mul_(-30)
     elif changed == "start":
         model.generation_config.decoder_start_token_id = 7
     else:
@@ -376,6 +379,15 @@ def test_what_was_changed_in_the_model_is_translated_as_generate_does(changed):
     with torch.no_grad():
         wanted = model.generate(**tokenizer("eins", return_tensors="pt"), max_new_tokens=6, num_beams=1)
     assert translator(["eins"] * 9) == tokenizer.batch_decode(wanted, skip_special_tokens=True) * 9
+
+
+def test_a_translator_that_was_used_is_copied_and_pickled():
+    tokenizer = demo_tokenizer(200)
+    model = tiny_model(activation_function="relu", vocab_size=len(tokenizer))
+    translator = Translator(model, tokenizer, max_new_tokens=6, num_beams=1)
+    expected = translator("eins")
+    for other in (copy.deepcopy(translator), pickle.loads(pickle.dumps(translator))):
+        assert other("eins") == expected
 
 
 def test_an_id_without_an_embedding_is_refused():

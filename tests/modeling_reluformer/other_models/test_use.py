@@ -5,6 +5,7 @@ import copy
 import logging
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -30,7 +31,7 @@ from reluformer.modeling_reluformer.other_models.attention import (
 )
 
 from ...conftest import VOCABULARY, tiny_model
-from .foreign_cases import SMALL, STABLE, bert_config, build, padding, tokens
+from .foreign_cases import SMALL, STABLE, bert_config, build, llama_config, padding, tokens
 
 
 @pytest.fixture
@@ -413,3 +414,18 @@ def test_a_head_that_stays_softmax_is_warned_of(asked_by, caplog):
     found = computed(model_of(config, asked_by))
     assert "stay softmax: MultiheadAttention (head.attention)." in caplog.text
     assert (found - computed(model_of(config, None))).abs().max() > 1e-5
+
+
+def test_numbers_of_numpy_can_be_saved(tmp_path):
+    model = use_relu_attention(transformers.LlamaForCausalLM(llama_config()), gamma=np.float32(3))
+    model.save_pretrained(tmp_path)
+    assert transformers.AutoConfig.from_pretrained(tmp_path).reluformer["gamma"] == 3.0
+
+
+def test_another_model_is_one_graph():
+    model = use_relu_attention(transformers.LlamaForCausalLM(llama_config()).eval(), gamma=2.0)
+    ids = tokens(2, 7)
+    with torch.no_grad():
+        expected = model(input_ids=ids).logits
+        compiled = torch.compile(model, fullgraph=True, backend="eager")(input_ids=ids).logits
+    torch.testing.assert_close(compiled, expected)
