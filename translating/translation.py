@@ -405,8 +405,8 @@ def _state_of(model: PreTrainedModel) -> list[tuple]:
     """What a `FastTranslationModel` copies of a model: it differs as soon as one of these has changed."""
     config, generation, weights = model.config, model.generation_config, [*model.parameters(), *model.buffers()]
     versions = [(weight.data_ptr(), None if weight.is_inference() else weight._version) for weight in weights]
-    # A tensor of inference mode counts no changes, and neither a fused optimizer nor PEFT's merging tells of any. To add
-    # up all weights would take too long: of a matrix, one number of each of up to 32 rows.
+    # A tensor of inference mode counts no changes, and neither a fused optimizer nor PEFT's merging tells of any. To
+    # add up all weights would take too long: of a matrix, one number of each of up to 32 rows.
     vectors = [weight for weight in weights if weight.dim() == 1]
     columns = [weight[:: len(weight) // 32 + 1, 0] for weight in weights if weight.dim() == 2]
     total = float(torch.cat([torch.empty(0), *vectors, *columns]).double().sum())
