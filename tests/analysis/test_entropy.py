@@ -77,7 +77,8 @@ def test_heads_between_the_quarters_marks():
         assert table[head]["entropy_share"] == pytest.approx(head / 5) and table[head][f"quarter_{head}"] == 1
 
 
-def test_entropy_shares_by_hand():
+@pytest.mark.parametrize("cut", [1, 2])  # between the batches; 1: two rows of different n are in one
+def test_entropy_shares_by_hand(cut):
     # row 1 sees one key and does not count; row 2 equal weights; row 3 one key of three; a head that is dead, and one
     # with NaN
     visible = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 1, 1]]).bool()
@@ -85,12 +86,21 @@ def test_entropy_shares_by_hand():
     dead, broken = torch.zeros(3, 3), good.clone()
     broken[2, 1] = float("nan")
     weights = torch.stack([good, dead, broken], dim=1)
-    batches = [AttentionRows(DECODER_SELF, 0, weights[part], visible[part]) for part in (slice(0, 2), slice(2, 3))]
+    batches = [AttentionRows(DECODER_SELF, 0, weights[part], visible[part]) for part in (slice(0, cut), slice(cut, 3))]
     table = of_layer(share_table(batches))
     assert table[1]["rows"] == 2 and table[1]["entropy_share"] == pytest.approx(0.5) and table[1]["quarter_3"] == 1
     assert table[2]["entropy_share"] == 0 and table[2]["quarter_1"] == 1
     assert table[3]["rows"] == 1 and table[3]["entropy_share"] == pytest.approx(1) and table[3]["nan_count"] == 1
     assert [table["all"][f"quarter_{n}"] for n in (1, 2, 3, 4)] == pytest.approx([1 / 3, 0, 1 / 3, 1 / 3])
+
+
+def test_a_head_without_a_row_that_counts_is_in_no_quarter():
+    """Its weights are all NaN; the mean over the heads is that of the other one."""
+    visible, good = torch.ones(2, 2).bool(), torch.ones(2, 2)
+    weights = torch.stack([good, torch.full((2, 2), float("nan"))], dim=1)
+    table = of_layer(share_table([AttentionRows(DECODER_SELF, 0, weights, visible)]))
+    assert table[2]["rows"] == 0 and table[2]["entropy_share"] is None and table[2]["quarter_1"] is None
+    assert table["all"]["entropy_share"] == 1 and table["all"]["quarter_1"] == 0 and table["all"]["quarter_4"] == 1
 
 
 # top-p

@@ -228,6 +228,9 @@ def test_train_evaluate_and_translate(capsys, recipe_file, tmp_path, monkeypatch
     assert "|detokenized:moses:en|" in evaluation["bleu_signature"] and "tokenized_bleu" in evaluation
     assert (folder / RECIPE_FILE).read_text(encoding="utf-8") == before.replace("text: plain", "text: moses") != before
     assert "Moses had tokenised" in (folder / "README.md").read_text(encoding="utf-8")
+    assert run(capsys, "evaluate", "--run", folder, "--num_beams", "1")[0] == 0, "as the recipe says now"
+    assert "tokenized_bleu" in json.loads((folder / "evaluation.test.json").read_text(encoding="utf-8"))
+    assert (folder / RECIPE_FILE).read_text(encoding="utf-8") == before.replace("text: plain", "text: moses")
     (folder / RECORD_FILE).write_text("{", encoding="utf-8")
     assert f"{RECORD_FILE}: is damaged" in assert_one_line_error(capsys, "evaluate", "--run", folder)
 

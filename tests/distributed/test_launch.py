@@ -157,13 +157,15 @@ def test_the_process_group_is_left_at_the_end_and_kept_after_an_error(joined, tm
 
 # What torch does once in many runs is done here in each: the process aborts when Python has been taken down.
 ABORTING_PROGRAM = """
-import atexit, ctypes, sys
+import atexit, ctypes, sys, threading
 from pathlib import Path
 from reluformer.commands import main as cli
 
 libc = ctypes.CDLL(None)
 libc.on_exit(ctypes.cast(libc.abort, ctypes.c_void_p), None)
 atexit.register(Path("registered").write_text, "done")
+# ends only once Python waits for its threads
+threading.Thread(target=lambda: (threading.main_thread().join(), Path("thread").write_text("done"))).start()
 print("printed", end="")
 sys.exit(cli.main())
 """
@@ -181,4 +183,4 @@ def test_a_worker_ends_with_its_status_though_torch_aborts(tmp_path, arguments, 
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == status, ended.stderr
     assert ended.stdout.startswith("printed") and "Traceback" not in ended.stderr
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"registered": "done"}
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"registered": "done", "thread": "done"}

@@ -253,6 +253,11 @@ def test_the_command_writes_the_card(run, capsys):
     assert (run / "README.md").read_text(encoding="utf-8") == render_card(run, license="mit", repo_id="me/little")
 
 
+def test_an_evaluation_that_names_no_text_is_of_the_model(run):
+    change(run / "evaluation.test.json", dataset=None)
+    assert {each.dataset_name for each in ModelCard(render_card(run)).data.eval_results} == {"little"}
+
+
 def test_the_command_does_not_drop_scores_that_only_the_card_has(run, bare, capsys):
     scores = render_card(run)
     (bare / "README.md").write_text(scores, encoding="utf-8")

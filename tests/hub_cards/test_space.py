@@ -132,6 +132,16 @@ def test_the_quality_of_a_model_that_comes_with_the_package_is_that_of_its_figur
         )
 
 
+def test_the_page_tells_what_the_folder_of_the_model_says_of_its_quality(without_export, tmp_path):
+    """The exported copy has no figures."""
+    (tmp_path / "a").mkdir()
+    shutil.copy(MODELS / shipped_models()[0] / FIGURES_FILE, tmp_path / "a")
+    page = space.write_page([tmp_path / "a"], tmp_path / "page")
+    described = json.loads((page / "page.json").read_text(encoding="utf-8"))["models"][0]
+    assert described["quality"] == space.quality_of(tmp_path / "a") and "BLEU" in described["quality"]
+    assert described["doubt"] == space.doubt_of(tmp_path / "a") and described["doubt"] is not None
+
+
 def test_the_threshold_of_doubt_is_that_of_the_figures(tmp_path):
     assert space.doubt_of("me/on-the-hub") is space.doubt_of(tmp_path) is None
     measured = {"threshold": -1.5, "Tatoeba": {"translations": 50, "bad": 20, "doubtful": 8, "doubtful_and_bad": 5}}

@@ -210,6 +210,7 @@ def test_wrong_calls_say_what_is_wrong(inputs, error, named):
         ({"ffn_type": "moe"}, "choose one of mlp, glu, dglu"),
         ({"hidden_act": "swiglu"}, "hidden_act='swiglu' is not supported"),
         ({"hidden_size": 22}, "hidden_size=22 must be a multiple of num_attention_heads=4, or head_dim be given"),
+        ({"hidden_size": 22, "num_key_value_heads": 2}, "hidden_size=22 must be a multiple of num_attention_heads=4"),
         ({"num_key_value_heads": 3}, "num_attention_heads=4 must be a multiple of num_key_value_heads=3"),
         ({"hidden_size": 12, "position_embedding": "rotary"}, "head_dim=3 must be even"),
         ({"rope_parameters": {"rope_theta": 100.0}}, "needs position_embedding='rotary'"),

@@ -350,6 +350,7 @@ def test_saved_and_loaded_it_translates_the_same(model, tokenizer, tmp_path):
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     loaded = Translator.from_pretrained(tmp_path, attn_implementation="eager", device="cpu")
+    assert loaded.model.config._attn_implementation == "eager" != model.config._attn_implementation
     assert loaded(TEXTS) == Translator(model, tokenizer)(TEXTS)
 
 

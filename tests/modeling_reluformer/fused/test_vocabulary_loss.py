@@ -109,8 +109,10 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
-def test_the_logits_are_never_there(monkeypatch):
-    monkeypatch.setattr(module, "CHUNK_BYTES", {"cpu": 2**16})
+@pytest.mark.parametrize("room", [2**16, 2**22])
+def test_the_logits_are_never_there(room, monkeypatch):
+    """The room holds 256 positions, the fewest, or some 500 of the 1,000 that have a label."""
+    monkeypatch.setattr(module, "CHUNK_BYTES", {"cpu": room})
     given = problem(700, 4, 2000, torch.float32)
     seen = {}
     for function in (vocabulary_loss, plain):
@@ -118,7 +120,7 @@ def test_the_logits_are_never_there(monkeypatch):
             function(**given, label_smoothing=0.1).backward()
         seen[function] = largest.numbers
     assert seen[plain] == 1400 * 2000
-    assert seen[vocabulary_loss] <= 256 * 2000
+    assert seen[vocabulary_loss] <= max(256 * 2000, room // 4)
 
 
 def batch_of_three() -> dict[str, torch.Tensor]:

@@ -75,7 +75,7 @@ def test_is_eq7_over_real_rows(family, side):
 @pytest.mark.parametrize("marked_by", ["labels", "decoder_attention_mask"])
 def test_rows_of_a_decoder_are_its_target_tokens(marked_by, length=7):
     """The source is as long as the target: the padding of its keys is not that of the decoder's rows."""
-    model, mask, target_mask = regularised("marian"), padding("right"), padding("right", length=length)
+    model, mask, target_mask = regularised("marian"), padding("left"), padding("right", length=length)
     labels = tokens(3, length, seed=1)
     inputs = {"input_ids": tokens(3, 7), "attention_mask": mask, "decoder_input_ids": labels}
     if marked_by == "labels":

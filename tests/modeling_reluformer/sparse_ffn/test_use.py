@@ -244,6 +244,15 @@ def changed(place: str, part: nn.Module):
 
 GPT2 = {"n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 9, "activation_function": "relu"}
 WRAPPED = {"hidden_act": "sigmoid", "activation_sparsity_pattern": 0.5}
+
+
+def times(factor: float, part: nn.Module) -> nn.Module:
+    with torch.no_grad():
+        for parameter in part.parameters():
+            parameter.mul_(factor)
+    return part
+
+
 REFUSED = [
     (lambda: llama(hidden_act="silu"), "model.layers.0.mlp (LlamaMLP) computes SiLU…exact zeros…relu, relu2, relu6"),
     (lambda: opt_model(activation_function="gelu"), "layers.0 (OPTDecoderLayer) computes GELUActivation"),
@@ -261,6 +270,7 @@ REFUSED = [
     (lambda: changed("up_proj", nn.Sequential(nn.Linear(16, 16))), "up_proj is a Sequential on cpu"),
     (lambda: llama().to("meta"), "gate_proj is a Linear on meta; use_sparse_ffn needs nn.Linear on a CPU"),
     (lambda: changed("mlp", ScaledMLP()), "(ScaledMLP) does not compute down_proj(act_fn(gate_proj(x)) * up_proj(x))"),
+    (lambda: changed("mlp", times(0.05, ScaledMLP())), "(ScaledMLP) does not compute down_proj"),
     (lambda: changed("mlp", NormedMLP()), "(NormedMLP) holds norm beside its projections"),
 ]
 

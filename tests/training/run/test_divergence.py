@@ -1,6 +1,7 @@
 """A loss that is no number and an attention module without any weight are found, and end a run as the recipe says."""
 
 import json
+import logging
 import math
 from types import SimpleNamespace
 
@@ -87,10 +88,12 @@ def test_a_module_without_a_live_row_is_named(tmp_path):
     assert "regularization_weight" in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_dead_module_is_recorded_and_training_goes_on(tmp_path):
+def test_a_dead_module_is_recorded_and_training_goes_on(tmp_path, caplog):
     trainer, watch = watched(tmp_path, "record", model_with_a_dead_module())
     trainer.train()
     assert watch.divergence is None and trainer.state.global_step == UPDATES
+    told = [each.message for each in caplog.records if each.levelno == logging.WARNING and "diverges" in each.message]
+    assert len(told) == 1 and "all rows of decoder.layers.0.encoder_attn are dead at update 10" in told[0]
     assert not trainer.model.base_model._forward_hooks, "a model that is trained once more is counted once"
     assert watch.dead_modules == {"decoder.layers.0.encoder_attn": {"first": LOGGED_EVERY, "last": UPDATES}}
 

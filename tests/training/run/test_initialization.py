@@ -14,7 +14,8 @@ from reluformer.commands.train import train_and_document as train
 from reluformer.configuration.errors import UserError
 from reluformer.configuration.recipe_parser import RECIPES_FOLDER, load_recipe, parse_recipe
 from reluformer.training.conversion import convert
-from reluformer.training.run.model_building import build_config, build_model
+from reluformer.training.data.demo_corpus import demo_pairs
+from reluformer.training.run.model_building import build_config, build_model, run_tokenizer
 from reluformer.translating.loading import changed_config, load_model_config, load_weights
 
 from ..tiny_marian import save_marian, train_sentencepiece
@@ -158,3 +159,12 @@ def test_an_activation_brings_its_own_scaling_and_regularisation():
     assert changed_config(softmax, {"d_model": 16}).d_model == 16
     with pytest.raises(UserError, match="preset='bloomformer' is unknown"):
         changed_config(softmax, {"preset": "bloomformer"})
+
+
+def test_the_moses_step_of_a_new_tokenizer_has_the_languages_of_the_recipe(recipe_file):
+    pytest.importorskip("sacremoses")
+    recipe = parse_recipe(["--config", str(recipe_file), "--tokenizer.moses", "true"])
+    tokenizer = run_tokenizer(recipe, demo_pairs(120, split="train", seed=0), None)
+    languages = {"source_language": "de", "target_language": "en"}
+    assert languages.items() <= tokenizer.init_kwargs["moses"].items()
+    assert languages.items() <= tokenizer.init_kwargs.items()

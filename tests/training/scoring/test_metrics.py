@@ -97,3 +97,4 @@ def test_text_that_looks_tokenised_is_told_once(caplog):
     for _ in range(2):
         assert score_translations(texts, texts)["bleu"] == pytest.approx(100)
     assert len(caplog.records) == 1 and "set data.text to moses" in caplog.records[0].message
+    assert caplog.records[0].message.startswith("100 or more translations end")
