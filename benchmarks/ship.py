@@ -448,7 +448,8 @@ def _seconds(figures: dict[str, Any]) -> str:
         for environment, each in figures["javascript"].items()
     }
     rows = [[way, f"{each:.4f}"] for way, each in ways.items()]
-    machine = f"{figures['machine']['cpu']}, {figures['machine']['torch_threads']} threads"
+    threads = figures["machine"]["torch_threads"]
+    machine = f"{figures['machine']['cpu']}, {threads} thread{'s' if threads > 1 else ''}"
     return (
         f"{_table(['way to translate', 'seconds a sentence'], rows, numbers=True)}\n\n"
         f"These are the means of test sentences, one by one, on {machine}: {_TIMED} of them, and {_COMPARED} in "
