@@ -38,7 +38,7 @@ from reluformer.configuration.recipe import DataConfig
 from reluformer.configuration.recipe_parser import RECIPES_FOLDER, load_recipe
 from reluformer.export.exporting import export
 from reluformer.export.running import load_translator
-from reluformer.hub_cards.card import PICTURES, render_card
+from reluformer.hub_cards.card import PICTURES, machine_of, render_card
 from reluformer.hub_cards.publishing import copy_with_code
 from reluformer.hub_cards.space import SYSTEM_OF_GRAPHS
 from reluformer.records.records import run_record, write_json
@@ -448,8 +448,7 @@ def _seconds(figures: dict[str, Any]) -> str:
         for environment, each in figures["javascript"].items()
     }
     rows = [[way, f"{each:.4f}"] for way, each in ways.items()]
-    threads = figures["machine"]["torch_threads"]
-    machine = f"{figures['machine']['cpu']}, {threads} thread{'s' if threads > 1 else ''}"
+    machine = machine_of({"machine": figures["machine"], "device": "cpu"})
     return (
         f"{_table(['way to translate', 'seconds a sentence'], rows, numbers=True)}\n\n"
         f"These are the means of test sentences, one by one, on {machine}: {_TIMED} of them, and {_COMPARED} in "

@@ -232,14 +232,14 @@ def _measured_on(record: Mapping[str, Any]) -> str:
     versions, commit = record.get("versions") or {}, record.get("git_commit")
     parts = [
         record.get("date"),
-        _machine(record),
+        machine_of(record),
         *(f"{name} {versions[name]}" for name in ("reluformer", "torch", "transformers") if versions.get(name)),
         f"commit {commit[:12]}{', with local changes' if record.get('git_dirty') else ''}" if commit else None,
     ]
     return " · ".join(part for part in parts if part)
 
 
-def _machine(record: Mapping[str, Any]) -> str:
+def machine_of(record: Mapping[str, Any]) -> str:
     """Accelerators or, where none was used, processor and threads; "" where it is not known."""
     machine = record.get("machine") or {}
     if machine.get("accelerators") and not str(record.get("device")).startswith("cpu"):
